@@ -1,0 +1,49 @@
+/*
+ * Cache: what its files share. The pool's memory is [layer][page][row], each level with a stride in
+ * bytes of its own, so that one layout serves packed pools (layer outermost) and arenas in which a
+ * page holds the rows of all layers (page outermost). A row is row_bytes of payload; what lies
+ * between payloads is never touched.
+ *
+ *   byte of (layer l, slot s) = base + l * layer_stride + (s / PS) * page_stride
+ *                             + (s % PS) * row_stride
+ *
+ * All of it in 64 bits. Used by the files of this folder; src/backend uses the check of index
+ * tensors.
+ */
+#ifndef MLAI_CACHE_H
+#define MLAI_CACHE_H
+
+#include "base/base.h"
+#include <mla/cache.h>
+
+struct mla_kv_pool {
+    mla_context *ctx;
+    mla_kv_pool_config config; /* defaults filled in */
+    uint64_t row_bytes;
+    uint8_t *base; /* of layer 0, page 0 */
+    void *owned; /* what to free, NULL for a caller's memory */
+};
+
+static inline int64_t mlai_kv_pool_slots(const mla_kv_pool *pool)
+{
+    return (pool->config.num_pages + 1) * (int64_t)pool->config.page_size;
+}
+
+static inline uint8_t *mlai_kv_pool_row(const mla_kv_pool *pool, int32_t layer, int64_t slot)
+{
+    const mla_kv_pool_config *c = &pool->config;
+    return pool->base + (uint64_t)layer * c->layer_stride_bytes +
+           (uint64_t)(slot / c->page_size) * c->page_stride_bytes +
+           (uint64_t)(slot % c->page_size) * c->row_stride_bytes;
+}
+
+/* Rows 0 .. n_rows - 1 of page src to page dst, in every layer. Both pages lie in the pool. */
+void mlai_kv_pool_copy_page_rows(mla_kv_pool *pool, int32_t dst, int32_t src, int32_t n_rows);
+
+int64_t mlai_page_allocator_num_pages(const mla_page_allocator *allocator);
+
+/* A rank-1 host tensor of i32 or i64 (as `formats` says) with at least `least` entries. */
+mla_status mlai_check_host_indices(const mla_tensor *t, const char *name, uint32_t formats,
+                                   int64_t least, mla_diag *diag);
+
+#endif

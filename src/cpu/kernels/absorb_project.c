@@ -1,0 +1,416 @@
+/*
+ * absorb and project: out[t, h, :] = x[t, h, :] x w[h], [K] x [K, n], for x [T, H, K] of f32 bf16
+ * f16 and w [H, K, n] of the same format or f32, with n or K contiguous. f32 sums.
+ *
+ *   n contiguous  sums[row][columns] += x[row][k] * w[k][columns], k ascending, one sum an output
+ *   K contiguous  for each 512 of K: 16 sums an output, sum l over k = l, l + 16, ..; folded
+ *                 16 -> 8 -> 4 -> 2 -> 1 and added to the output's sum, then the last K % 16
+ *
+ * Work is cut into (head, panel of columns, group of rows); a weight panel is read once a group and
+ * serves MR rows at a time from the registers:
+ *
+ *            NR vectors of columns                      columns c (K contiguous)
+ *   rows  +----------------------+             rows   +-----------+
+ *    MR   | sums in registers    |  <- x[row][k]      | 16 sums   |  <- x[row][k..], w[c][k..]
+ *         +----------------------+     times w[k][..] | in vectors|
+ *
+ * The order of an output's sum depends on K alone, so a row has the same bits in any company. With a
+ * gate g the value is rounded to out's format, times 1 / (1 + exp(-g)) in f32, and rounded again.
+ * Called through the families' tables.
+ */
+#include "cpu/elementwise.h"
+#include "cpu/kernels/lanes.h"
+#include "cpu/kernels/vec_f32.h"
+
+#if defined(__AVX512F__)
+enum { MR = 8, NR = 2, NR_PAIR = 4, NR_ONE = 16, DOT_ROWS = 8, DOT_COLUMNS = 2, DOT_ONE = 8 };
+#elif defined(__AVX2__)
+enum { MR = 4, NR = 2, NR_PAIR = 4, NR_ONE = 8, DOT_ROWS = 2, DOT_COLUMNS = 2, DOT_ONE = 4 };
+#else
+enum { MR = 4, NR = 2, NR_PAIR = 4, NR_ONE = 8, DOT_ROWS = 2, DOT_COLUMNS = 1, DOT_ONE = 2 };
+#endif
+enum { PANEL = 512, DEPTH = 512, GROUP_ROWS = 64, DOT_LANES = 16, DOT_VECTORS = 16 / V_LANES };
+
+typedef struct product {
+    mla_tensor x;    /* [T, H, K] */
+    mla_tensor w;    /* [H, K, n] */
+    mla_tensor out;  /* [T, H, n] */
+    mla_tensor gate; /* absent, or [T, H, n] */
+    int64_t n_panels, panel, n_groups;
+} product;
+
+/* One weight panel: element (k, c) is at data[k * k_stride + c * c_stride], one stride is 1. */
+typedef struct weights {
+    const char *data;
+    int64_t k_stride, c_stride;
+    int32_t format;
+    bool is_dot; /* K contiguous; of the whole weight, so that panels do not differ */
+} weights;
+
+MLAI_INLINE vec load_vec(const void *p, int32_t format)
+{
+#if defined(__AVX512F__)
+    if (format == MLA_FORMAT_BF16)
+        return _mm512_castsi512_ps(
+            _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+    if (format == MLA_FORMAT_F16)
+        return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+    return v_load(p);
+#elif defined(__AVX2__)
+    if (format == MLA_FORMAT_BF16)
+        return _mm256_castsi256_ps(
+            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+    if (format == MLA_FORMAT_F16)
+        return _mm256_cvtph_ps(_mm_loadu_si128(p));
+    return v_load(p);
+#else
+    typedef uint16_t halves __attribute__((vector_size(8)));
+    typedef uint32_t words __attribute__((vector_size(16)));
+    if (format == MLA_FORMAT_F32)
+        return v_load(p);
+    halves in;
+    memcpy(&in, p, sizeof in);
+    if (format == MLA_FORMAT_BF16)
+        return (vec)(__builtin_convertvector(in, words) << 16);
+    return (vec){mlai_lane_from_f16(in[0]), mlai_lane_from_f16(in[1]), mlai_lane_from_f16(in[2]),
+                 mlai_lane_from_f16(in[3])};
+#endif
+}
+
+MLAI_INLINE float load_one(const void *p, int32_t format)
+{
+    float value;
+    if (format == MLA_FORMAT_F32) {
+        memcpy(&value, p, sizeof value);
+        return value;
+    }
+    uint16_t half;
+    memcpy(&half, p, sizeof half);
+    return format == MLA_FORMAT_BF16 ? mlai_f32_from_bf16(half) : mlai_lane_from_f16(half);
+}
+
+/* One step of a sum, rounded as the vectors of this family round it. */
+MLAI_INLINE float add_product(float a, float b, float c)
+{
+#if defined(__FMA__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* ---- n contiguous ------------------------------------------------------------------------------ */
+
+/* `rows` x `vectors` of sums over `depth` steps. x has a row stride of DEPTH, sums one of PANEL. */
+MLAI_INLINE void outer_tile(float *sums, const float *x, const char *w, int64_t k_bytes,
+                            int64_t depth, const int32_t rows, const int32_t vectors,
+                            const int32_t format)
+{
+    const int64_t vector_bytes = V_LANES * (format == MLA_FORMAT_F32 ? 4 : 2);
+    vec s[MR][NR_ONE];
+    MLAI_UNROLL
+    for (int32_t r = 0; r < rows; r++)
+        MLAI_UNROLL
+        for (int32_t v = 0; v < vectors; v++)
+            s[r][v] = v_load(sums + r * PANEL + v * V_LANES);
+    for (int64_t k = 0; k < depth; k++) {
+        vec column[NR_ONE];
+        MLAI_UNROLL
+        for (int32_t v = 0; v < vectors; v++)
+            column[v] = load_vec(w + k * k_bytes + v * vector_bytes, format);
+        MLAI_UNROLL
+        for (int32_t r = 0; r < rows; r++) {
+            const vec factor = v_set1(x[r * DEPTH + k]);
+            MLAI_UNROLL
+            for (int32_t v = 0; v < vectors; v++)
+                s[r][v] = v_fma(factor, column[v], s[r][v]);
+        }
+    }
+    MLAI_UNROLL
+    for (int32_t r = 0; r < rows; r++)
+        MLAI_UNROLL
+        for (int32_t v = 0; v < vectors; v++)
+            v_store(sums + r * PANEL + v * V_LANES, s[r][v]);
+}
+
+/* All columns of a panel for `rows` rows: tiles of `vectors`, then one vector, then one by one. */
+MLAI_INLINE void outer_columns(float *sums, const float *x, const weights *w, int64_t depth,
+                               int64_t columns, const int32_t rows, const int32_t vectors,
+                               const int32_t format)
+{
+    const int64_t bytes = format == MLA_FORMAT_F32 ? 4 : 2, k_bytes = w->k_stride * bytes;
+    int64_t c = 0;
+    for (; c + vectors * V_LANES <= columns; c += vectors * V_LANES)
+        outer_tile(sums + c, x, w->data + c * bytes, k_bytes, depth, rows, vectors, format);
+    for (; c + V_LANES <= columns; c += V_LANES)
+        outer_tile(sums + c, x, w->data + c * bytes, k_bytes, depth, rows, 1, format);
+    for (; c < columns; c++)
+        for (int32_t r = 0; r < rows; r++) {
+            float sum = sums[r * PANEL + c];
+            for (int64_t k = 0; k < depth; k++)
+                sum = add_product(x[r * DEPTH + k],
+                                  load_one(w->data + k * k_bytes + c * bytes, format), sum);
+            sums[r * PANEL + c] = sum;
+        }
+}
+
+MLAI_INLINE void outer_rows(float *sums, const float *x, const weights *w, int64_t depth,
+                            int64_t columns, int64_t rows, const int32_t format)
+{
+    int64_t r = 0;
+    for (; r + MR <= rows; r += MR)
+        outer_columns(sums + r * PANEL, x + r * DEPTH, w, depth, columns, MR, NR, format);
+    for (; r + 2 <= rows; r += 2)
+        outer_columns(sums + r * PANEL, x + r * DEPTH, w, depth, columns, 2, NR_PAIR, format);
+    if (r < rows)
+        outer_columns(sums + r * PANEL, x + r * DEPTH, w, depth, columns, 1, NR_ONE, format);
+}
+
+/* ---- K contiguous ------------------------------------------------------------------------------ */
+
+/* 16 sums of one output, folded in halves: 16 -> 8 -> 4 -> 2 -> 1. */
+MLAI_INLINE float fold_lanes(const vec *s)
+{
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+    const __m256 eight =
+        _mm256_add_ps(_mm512_castps512_ps256(s[0]), _mm512_extractf32x8_ps(s[0], 1));
+#else
+    const __m256 eight = _mm256_add_ps(s[0], s[1]);
+#endif
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#else
+    const vec four = v_add(v_add(s[0], s[2]), v_add(s[1], s[3]));
+    return (four[0] + four[2]) + (four[1] + four[3]);
+#endif
+}
+
+/* The last K % 16 products of each output, one by one. */
+static void dot_tail(float *sums, const float *x, const char *w, int64_t c_bytes, int64_t depth,
+                     int32_t rows, int32_t columns, int32_t format)
+{
+    const int64_t bytes = format == MLA_FORMAT_F32 ? 4 : 2;
+    for (int32_t r = 0; r < rows; r++)
+        for (int32_t c = 0; c < columns; c++)
+            for (int64_t k = 0; k < depth; k++)
+                sums[r * PANEL + c] =
+                    add_product(x[r * DEPTH + k], load_one(w + c * c_bytes + k * bytes, format),
+                                sums[r * PANEL + c]);
+}
+
+/* Adds the products of one chunk to `rows` x `columns` outputs. x has a row stride of DEPTH. */
+MLAI_INLINE void dot_tile(float *sums, const float *x, const char *w, int64_t c_bytes,
+                          int64_t depth, const int32_t rows, const int32_t columns,
+                          const int32_t format)
+{
+    const int64_t bytes = format == MLA_FORMAT_F32 ? 4 : 2;
+    vec s[DOT_ROWS][DOT_ONE][DOT_VECTORS];
+    MLAI_UNROLL
+    for (int32_t r = 0; r < rows; r++)
+        MLAI_UNROLL
+        for (int32_t c = 0; c < columns; c++)
+            MLAI_UNROLL
+            for (int32_t v = 0; v < DOT_VECTORS; v++)
+                s[r][c][v] = v_set1(0.0f);
+    int64_t k = 0;
+    for (; k + DOT_LANES <= depth; k += DOT_LANES)
+        MLAI_UNROLL
+        for (int32_t v = 0; v < DOT_VECTORS; v++) {
+            const int64_t at = k + v * V_LANES;
+            vec row[DOT_ROWS];
+            MLAI_UNROLL
+            for (int32_t r = 0; r < rows; r++)
+                row[r] = v_load(x + r * DEPTH + at);
+            MLAI_UNROLL
+            for (int32_t c = 0; c < columns; c++) {
+                const vec column = load_vec(w + c * c_bytes + at * bytes, format);
+                MLAI_UNROLL
+                for (int32_t r = 0; r < rows; r++)
+                    s[r][c][v] = v_fma(row[r], column, s[r][c][v]);
+            }
+        }
+    MLAI_UNROLL
+    for (int32_t r = 0; r < rows; r++)
+        MLAI_UNROLL
+        for (int32_t c = 0; c < columns; c++)
+            sums[r * PANEL + c] += fold_lanes(s[r][c]);
+    if (k < depth)
+        dot_tail(sums, x + k, w + k * bytes, c_bytes, depth - k, rows, columns, format);
+}
+
+MLAI_INLINE void dot_columns(float *sums, const float *x, const weights *w, int64_t depth,
+                             int64_t n_columns, const int32_t rows, const int32_t columns,
+                             const int32_t format)
+{
+    const int64_t c_bytes = w->c_stride * (format == MLA_FORMAT_F32 ? 4 : 2);
+    int64_t c = 0;
+    for (; c + columns <= n_columns; c += columns)
+        dot_tile(sums + c, x, w->data + c * c_bytes, c_bytes, depth, rows, columns, format);
+    for (; c < n_columns; c++)
+        dot_tile(sums + c, x, w->data + c * c_bytes, c_bytes, depth, rows, 1, format);
+}
+
+MLAI_INLINE void dot_rows(float *sums, const float *x, const weights *w, int64_t depth,
+                          int64_t columns, int64_t rows, const int32_t format)
+{
+    int64_t r = 0;
+    for (; DOT_ROWS > 1 && r + DOT_ROWS <= rows; r += DOT_ROWS)
+        dot_columns(sums + r * PANEL, x + r * DEPTH, w, depth, columns, DOT_ROWS, DOT_COLUMNS,
+                    format);
+    for (; r < rows; r++)
+        dot_columns(sums + r * PANEL, x + r * DEPTH, w, depth, columns, 1, DOT_ONE, format);
+}
+
+/* ---- both -------------------------------------------------------------------------------------- */
+
+/* One function a weight format, so that each is compiled for itself. */
+#define CHUNK_FUNCTION(name, format)                                                               \
+    static void name(float *sums, const float *x, const weights *w, int64_t depth,                 \
+                     int64_t columns, int64_t rows)                                                \
+    {                                                                                              \
+        if (w->is_dot)                                                                             \
+            dot_rows(sums, x, w, depth, columns, rows, format);                                    \
+        else                                                                                       \
+            outer_rows(sums, x, w, depth, columns, rows, format);                                  \
+    }
+CHUNK_FUNCTION(chunk_f32, MLA_FORMAT_F32)
+CHUNK_FUNCTION(chunk_bf16, MLA_FORMAT_BF16)
+CHUNK_FUNCTION(chunk_f16, MLA_FORMAT_F16)
+
+static void widen_row(float *out, const char *in, int32_t format, int64_t n)
+{
+    mlai_widen(out, in, format, n);
+}
+
+static void narrow_row(char *out, int32_t format, const float *in, int64_t n)
+{
+    mlai_narrow(out, format, in, n);
+}
+
+/* Up to MR rows x one panel, by chunks of DEPTH, each with its part of x widened once. */
+static void block(float *sums, const char *x, int64_t x_row_bytes, int32_t x_format,
+                  const weights *w, int64_t depth, int64_t columns, int64_t rows)
+{
+    float wide[MR * DEPTH];
+    const int64_t x_bytes = mla_format_bytes(x_format);
+    for (int64_t r = 0; r < rows; r++)
+        memset(sums + r * PANEL, 0, (size_t)columns * sizeof *sums);
+    for (int64_t first = 0; first < depth; first += DEPTH) {
+        const int64_t count = mlai_min_i64(DEPTH, depth - first);
+        for (int64_t r = 0; r < rows; r++)
+            widen_row(wide + r * DEPTH, x + r * x_row_bytes + first * x_bytes, x_format, count);
+        weights chunk = *w;
+        chunk.data += first * w->k_stride * mla_format_bytes(w->format);
+        if (w->format == MLA_FORMAT_BF16)
+            chunk_bf16(sums, wide, &chunk, count, columns, rows);
+        else if (w->format == MLA_FORMAT_F16)
+            chunk_f16(sums, wide, &chunk, count, columns, rows);
+        else
+            chunk_f32(sums, wide, &chunk, count, columns, rows);
+    }
+}
+
+/* ---- output ------------------------------------------------------------------------------------ */
+
+/* x = x / (1 + exp(-g)), by exp of -|g| so that it cannot overflow. In vectors; n <= PANEL. */
+static void apply_gate(float *x, const char *gate, int32_t format, int64_t n)
+{
+    float g[PANEL + V_LANES] = {0};
+    const vec one = v_set1(1.0f), zero = v_set1(0.0f);
+    widen_row(g, gate, format, n);
+    for (int64_t i = 0; i < n; i += V_LANES) {
+        const vec value = v_load(g + i);
+        const vec e = v_exp2(v_mul(v_abs(value), v_set1(-1.442695040888963f)));
+        const vec sigmoid =
+            v_div(v_select(v_less(value, zero), e, one), v_add(one, e));
+        v_store(g + i, sigmoid);
+    }
+    for (int64_t i = 0; i < n; i++)
+        x[i] *= g[i];
+}
+
+static void store_row(const product *p, float *sums, int64_t token, int64_t head, int64_t first,
+                      int64_t columns)
+{
+    const mla_tensor *out = &p->out, *gate = &p->gate;
+    const int64_t at = token * out->stride[0] + head * out->stride[1] + first;
+    char *row = (char *)out->data + at * mla_format_bytes(out->format);
+    if (mlai_present(gate)) {
+        const int64_t gate_at = token * gate->stride[0] + head * gate->stride[1] + first;
+        narrow_row(row, out->format, sums, columns);
+        widen_row(sums, row, out->format, columns);
+        apply_gate(sums, (const char *)gate->data + gate_at * mla_format_bytes(gate->format),
+                   gate->format, columns);
+    }
+    narrow_row(row, out->format, sums, columns);
+}
+
+static void product_item(const product *p, int64_t head, int64_t panel, int64_t group)
+{
+    const int64_t depth = p->x.shape[2], first = panel * p->panel;
+    const int64_t columns = mlai_min_i64(p->panel, p->w.shape[2] - first);
+    const int64_t end = mlai_min_i64((group + 1) * GROUP_ROWS, p->x.shape[0]);
+    const int64_t x_bytes = mla_format_bytes(p->x.format), w_bytes = mla_format_bytes(p->w.format);
+    weights w = {.k_stride = p->w.stride[1], .c_stride = p->w.stride[2], .format = p->w.format};
+    w.is_dot = w.c_stride != 1 && p->w.shape[2] > 1;
+    w.data = (const char *)p->w.data + (head * p->w.stride[0] + first * w.c_stride) * w_bytes;
+    float sums[MR * PANEL];
+    for (int64_t token = group * GROUP_ROWS; token < end; token += MR) {
+        const int64_t rows = mlai_min_i64(MR, end - token);
+        const char *x = (const char *)p->x.data +
+                        (token * p->x.stride[0] + head * p->x.stride[1]) * x_bytes;
+        block(sums, x, p->x.stride[0] * x_bytes, p->x.format, &w, depth, columns, rows);
+        for (int64_t r = 0; r < rows; r++)
+            store_row(p, sums + r * PANEL, token + r, head, first, columns);
+    }
+}
+
+static void product_items(void *arg, int32_t task, int64_t first, int64_t end)
+{
+    const product *p = arg;
+    (void)task;
+    for (int64_t item = first; item < end; item++) {
+        const int64_t group = item % p->n_groups, rest = item / p->n_groups;
+        product_item(p, rest / p->n_panels, rest % p->n_panels, group);
+    }
+}
+
+/* Panels are narrowed where heads and row groups alone are too few for the threads. */
+static void run_product(const mla_exec *exec, product *p)
+{
+    const int64_t columns = p->w.shape[2], heads = p->x.shape[1];
+    p->n_groups = mlai_ceil_div(p->x.shape[0], GROUP_ROWS);
+    p->panel = PANEL;
+    while (p->panel > 64 &&
+           heads * p->n_groups * mlai_ceil_div(columns, p->panel) < 4 * (int64_t)exec->n_threads)
+        p->panel /= 2;
+    p->n_panels = mlai_ceil_div(columns, p->panel);
+    /* Products of one item; below a few ten thousand a thread is not worth waking. */
+    const int64_t rows = mlai_min_i64(GROUP_ROWS, p->x.shape[0]);
+    const int64_t work = rows * p->x.shape[2] * mlai_min_i64(p->panel, columns);
+    mlai_for_items(exec, heads * p->n_panels * p->n_groups, 65536 / work + 1, product_items, p);
+}
+
+mla_status MLAI_IN_FAMILY(mlai_absorb_run)(const mla_exec *exec, const mla_problem *problem,
+                                           const void *params, mla_diag *diag)
+{
+    (void)problem;
+    (void)diag;
+    const mla_absorb_query_params *own = params;
+    product p = {.x = own->q_nope, .w = own->w_uk, .out = own->out};
+    run_product(exec, &p);
+    return MLA_OK;
+}
+
+mla_status MLAI_IN_FAMILY(mlai_project_run)(const mla_exec *exec, const mla_problem *problem,
+                                            const void *params, mla_diag *diag)
+{
+    (void)problem;
+    (void)diag;
+    const mla_project_value_params *own = params;
+    product p = {.x = own->latent, .w = own->w_uv, .out = own->out, .gate = own->gate};
+    run_product(exec, &p);
+    return MLA_OK;
+}

@@ -1,0 +1,163 @@
+/*
+ * Conversion of rows between f32 and the storage formats, for the memory-bound kernels: the same
+ * results as base/convert.h, written without branches so that compilers turn each loop into vector
+ * code for the family it is compiled for (MLAI_FAMILY, see elementwise.h). lanes_x86.h does the front
+ * of a row where the compilers' own code is slow.
+ *
+ * Subnormal numbers are made by adding or subtracting a power of two, never by multiplying with
+ * one, so that no operand is a subnormal f32 (slow on many processors) and rounding is the adder's.
+ * NaN stays NaN; narrowing gives the NaN that base/convert.h gives. fp8 saturates, infinities too.
+ */
+#ifndef MLAI_LANES_H
+#define MLAI_LANES_H
+
+#include "base/convert.h"
+#if defined(__F16C__) && defined(__AVX2__)
+#include "cpu/kernels/lanes_x86.h"
+#define MLAI_LANES_FRONT(call) (call)
+#else
+#define MLAI_LANES_FRONT(call) 0
+#endif
+
+/* ---- one value --------------------------------------------------------------------------------- */
+
+static inline float mlai_lane_from_f16(uint16_t x)
+{
+    const uint32_t sign = (uint32_t)(x & 0x8000u) << 16, shifted = (uint32_t)(x & 0x7fffu) << 13;
+    const uint32_t normal = shifted + 0x38000000u;
+    const float subnormal = mlai_f32_from_bits(shifted | 0x38800000u) - 0x1p-14f;
+    uint32_t bits = shifted < 0x00800000u ? mlai_f32_bits(subnormal) : normal;
+    bits = shifted >= 0x0f800000u ? shifted | 0x7f800000u : bits;
+    bits |= shifted > 0x0f800000u ? 0x00400000u : 0u;
+    return mlai_f32_from_bits(bits | sign);
+}
+
+static inline uint16_t mlai_lane_to_f16(float x)
+{
+    const uint32_t bits = mlai_f32_bits(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+    const uint32_t subnormal =
+        mlai_f32_bits(mlai_f32_from_bits(magnitude) + 0.5f) - mlai_f32_bits(0.5f);
+    uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
+    result = magnitude >= 0x477ff000u ? 0x7c00u : result;
+    result = magnitude > 0x7f800000u ? 0x7e00u : result;
+    return (uint16_t)(result | ((bits >> 16) & 0x8000u));
+}
+
+static inline float mlai_lane_from_e4m3(uint8_t x)
+{
+    const uint32_t sign = (uint32_t)(x & 0x80u) << 24, shifted = (uint32_t)(x & 0x7fu) << 20;
+    const float subnormal = mlai_f32_from_bits(shifted | 0x3c800000u) - 0x1p-6f;
+    uint32_t bits = shifted < 0x00800000u ? mlai_f32_bits(subnormal) : shifted + 0x3c000000u;
+    bits = shifted == 0x07f00000u ? 0x7fc00000u : bits;
+    return mlai_f32_from_bits(bits | sign);
+}
+
+static inline uint8_t mlai_lane_to_e4m3(float x)
+{
+    const uint32_t bits = mlai_f32_bits(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t held = magnitude < 0x43e00000u ? magnitude : 0x43e00000u; /* at most 448 */
+    const uint32_t normal = (held + 0x7ffffu + ((held >> 20) & 1u) - 0x3c000000u) >> 20;
+    const uint32_t subnormal =
+        mlai_f32_bits(mlai_f32_from_bits(held) + 0x1p14f) - mlai_f32_bits(0x1p14f);
+    uint32_t result = held < 0x3c800000u ? subnormal : normal;
+    result = magnitude > 0x7f800000u ? 0x7fu : result;
+    return (uint8_t)(result | ((bits >> 24) & 0x80u));
+}
+
+static inline float mlai_lane_from_e5m2(uint8_t x)
+{
+    const uint32_t sign = (uint32_t)(x & 0x80u) << 24, shifted = (uint32_t)(x & 0x7fu) << 21;
+    const float subnormal = mlai_f32_from_bits(shifted | 0x38800000u) - 0x1p-14f;
+    uint32_t bits = shifted < 0x00800000u ? mlai_f32_bits(subnormal) : shifted + 0x38000000u;
+    bits = shifted >= 0x0f800000u ? shifted | 0x7f800000u : bits;
+    bits |= shifted > 0x0f800000u ? 0x00400000u : 0u;
+    return mlai_f32_from_bits(bits | sign);
+}
+
+static inline uint8_t mlai_lane_to_e5m2(float x)
+{
+    const uint32_t bits = mlai_f32_bits(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t held = magnitude < 0x47600000u ? magnitude : 0x47600000u; /* at most 57344 */
+    const uint32_t normal = (held + 0xfffffu + ((held >> 21) & 1u) - 0x38000000u) >> 21;
+    const uint32_t subnormal =
+        mlai_f32_bits(mlai_f32_from_bits(held) + 0x1p7f) - mlai_f32_bits(0x1p7f);
+    uint32_t result = held < 0x38800000u ? subnormal : normal;
+    result = magnitude > 0x7f800000u ? 0x7fu : result;
+    return (uint8_t)(result | ((bits >> 24) & 0x80u));
+}
+
+static inline uint16_t mlai_lane_to_bf16(float x)
+{
+    const uint32_t bits = mlai_f32_bits(x);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
+}
+
+/* ---- rows -------------------------------------------------------------------------------------- */
+
+/* n values of f32 bf16 f16 e4m3 e5m2 as f32. */
+static inline void mlai_widen(float *restrict out, const void *restrict in, int32_t format,
+                              int64_t n)
+{
+    const uint16_t *restrict in16 = in;
+    const uint8_t *restrict in8 = in;
+    switch (format) {
+    case MLA_FORMAT_F32:
+        memcpy(out, in, (size_t)n * sizeof *out);
+        break;
+    case MLA_FORMAT_BF16:
+        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_widen_bf16(out, in16, n)); i < n; i++)
+            out[i] = mlai_f32_from_bf16(in16[i]);
+        break;
+    case MLA_FORMAT_F16:
+        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_widen_f16(out, in16, n)); i < n; i++)
+            out[i] = mlai_lane_from_f16(in16[i]);
+        break;
+    case MLA_FORMAT_E4M3:
+        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_widen_e4m3(out, in8, n)); i < n; i++)
+            out[i] = mlai_lane_from_e4m3(in8[i]);
+        break;
+    case MLA_FORMAT_E5M2:
+        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_widen_e5m2(out, in8, n)); i < n; i++)
+            out[i] = mlai_lane_from_e5m2(in8[i]);
+        break;
+    default:
+        break;
+    }
+}
+
+/* n values of f32 to f32 bf16 f16 e4m3 e5m2, rounded to nearest even, fp8 saturating. */
+static inline void mlai_narrow(void *restrict out, int32_t format, const float *restrict in,
+                               int64_t n)
+{
+    uint16_t *restrict out16 = out;
+    uint8_t *restrict out8 = out;
+    switch (format) {
+    case MLA_FORMAT_F32:
+        memcpy(out, in, (size_t)n * sizeof *in);
+        break;
+    case MLA_FORMAT_BF16:
+        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_narrow_bf16(out16, in, n)); i < n; i++)
+            out16[i] = mlai_lane_to_bf16(in[i]);
+        break;
+    case MLA_FORMAT_F16:
+        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_narrow_f16(out16, in, n)); i < n; i++)
+            out16[i] = mlai_lane_to_f16(in[i]);
+        break;
+    case MLA_FORMAT_E4M3:
+        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_narrow_fp8(out8, in, n, &mlai_narrow_e4m3));
+             i < n; i++)
+            out8[i] = mlai_lane_to_e4m3(in[i]);
+        break;
+    case MLA_FORMAT_E5M2:
+        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_narrow_fp8(out8, in, n, &mlai_narrow_e5m2));
+             i < n; i++)
+            out8[i] = mlai_lane_to_e5m2(in[i]);
+        break;
+    default:
+        break;
+    }
+}
+
+#endif

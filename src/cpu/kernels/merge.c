@@ -1,0 +1,132 @@
+/*
+ * merge: n partial attention states (out_i [T, H, d], lse_i f32 [T, H]) -> one.
+ *
+ *   m = max lse_i ; w_i = exp(lse_i - m) ; out = sum w_i out_i / sum w_i ; lse = m + ln sum w_i
+ *
+ * in f32, in index order, over the states that are not empty (lse neither -inf nor +inf). None:
+ * out 0, lse -inf. One: copied, bit for bit where the formats are equal. A NaN lse gives NaN. Each
+ * chunk of a row is read from all states before it is written, so out may be the first state's.
+ * Any strides with a contiguous last dimension. Called through the families' tables.
+ */
+#include "cpu/elementwise.h"
+#include "cpu/kernels/lanes.h"
+#include <math.h>
+
+enum { CHUNK = 512 };
+
+typedef struct merge_weights {
+    int32_t n_live; /* states that are not empty */
+    int32_t index[MLA_MERGE_MAX_STATES];
+    float weight[MLA_MERGE_MAX_STATES]; /* of index[i]; they sum to 1 */
+    float lse;
+} merge_weights;
+
+static const float *lse_at(const mla_tensor *lse, int64_t token, int64_t head)
+{
+    return (const float *)lse->data + token * lse->stride[0] + head * lse->stride[1];
+}
+
+static char *row_at(const mla_tensor *t, int64_t token, int64_t head)
+{
+    const int64_t offset = token * t->stride[0] + head * t->stride[1];
+    return (char *)t->data + offset * mla_format_bytes(t->format);
+}
+
+static void find_weights(const mla_merge_state_params *p, int64_t token, int64_t head,
+                         merge_weights *w)
+{
+    float largest = -INFINITY;
+    bool has_nan = false;
+    w->n_live = 0;
+    for (int32_t i = 0; i < p->n_states; i++) {
+        const float lse = *lse_at(&p->lses[i], token, head);
+        if (isinf(lse))
+            continue;
+        w->index[w->n_live] = i;
+        w->weight[w->n_live++] = lse;
+        has_nan = has_nan || isnan(lse);
+        largest = lse > largest ? lse : largest;
+    }
+    if (w->n_live <= 1) {
+        w->lse = w->n_live == 1 ? w->weight[0] : -INFINITY;
+        return;
+    }
+    float sum = 0.0f;
+    for (int32_t i = 0; i < w->n_live; i++) {
+        w->weight[i] = w->weight[i] == largest ? 1.0f : expf(w->weight[i] - largest);
+        sum += w->weight[i];
+    }
+    const float inverse = has_nan ? NAN : 1.0f / sum;
+    for (int32_t i = 0; i < w->n_live; i++)
+        w->weight[i] *= inverse;
+    w->lse = has_nan ? NAN : largest + logf(sum);
+}
+
+static void copy_row(char *out, int32_t out_format, const char *in, int32_t in_format, int64_t n)
+{
+    if (out_format == in_format) {
+        if (out != in)
+            memcpy(out, in, (size_t)(n * mla_format_bytes(out_format)));
+        return;
+    }
+    float values[CHUNK];
+    const int64_t in_bytes = mla_format_bytes(in_format), out_bytes = mla_format_bytes(out_format);
+    for (int64_t first = 0; first < n; first += CHUNK) {
+        const int64_t count = mlai_min_i64(CHUNK, n - first);
+        mlai_widen(values, in + first * in_bytes, in_format, count);
+        mlai_narrow(out + first * out_bytes, out_format, values, count);
+    }
+}
+
+static void merge_row(const mla_merge_state_params *p, int64_t token, int64_t head)
+{
+    merge_weights w;
+    find_weights(p, token, head, &w);
+    char *out = row_at(&p->out, token, head);
+    const int32_t out_format = p->out.format, in_format = p->outs[0].format;
+    const int64_t in_bytes = mla_format_bytes(in_format), out_bytes = mla_format_bytes(out_format);
+    const int64_t n = p->out.shape[2];
+    if (w.n_live == 0) {
+        memset(out, 0, (size_t)(n * out_bytes));
+    } else if (w.n_live == 1) {
+        copy_row(out, out_format, row_at(&p->outs[w.index[0]], token, head), in_format, n);
+    } else {
+        float sum[CHUNK], values[CHUNK];
+        for (int64_t first = 0; first < n; first += CHUNK) {
+            const int64_t count = mlai_min_i64(CHUNK, n - first);
+            for (int32_t i = 0; i < w.n_live; i++) {
+                const float weight = w.weight[i];
+                const char *in = row_at(&p->outs[w.index[i]], token, head);
+                mlai_widen(values, in + first * in_bytes, in_format, count);
+                for (int64_t j = 0; j < count; j++)
+                    sum[j] = i == 0 ? weight * values[j] : sum[j] + weight * values[j];
+            }
+            mlai_narrow(out + first * out_bytes, out_format, sum, count);
+        }
+    }
+    if (mlai_present(&p->lse)) {
+        float *lse = (float *)p->lse.data + token * p->lse.stride[0] + head * p->lse.stride[1];
+        *lse = w.lse;
+    }
+}
+
+static void merge_rows(void *arg, int32_t task, int64_t first, int64_t end)
+{
+    const mla_merge_state_params *p = arg;
+    const int64_t heads = p->out.shape[1];
+    (void)task;
+    for (int64_t row = first; row < end; row++)
+        merge_row(p, row / heads, row % heads);
+}
+
+mla_status MLAI_IN_FAMILY(mlai_merge_run)(const mla_exec *exec, const mla_problem *problem,
+                                          const void *params, mla_diag *diag)
+{
+    (void)diag;
+    mla_merge_state_params own = *(const mla_merge_state_params *)params;
+    const int64_t values = problem->qk_head_dim;
+    const int64_t row_bytes = values * (mla_format_bytes(problem->q_format) * own.n_states +
+                                        mla_format_bytes(problem->out_format));
+    mlai_for_rows(exec, problem->tokens * problem->num_heads, row_bytes, merge_rows, &own);
+    return MLA_OK;
+}

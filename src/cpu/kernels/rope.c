@@ -1,0 +1,36 @@
+/*
+ * rope: out[t, h] = x[t, h] rotated by the angles of positions[t], for x [T, H, P]. See rotate.h.
+ * Called through the families' tables.
+ */
+#include "cpu/kernels/rotate.h"
+
+static void rope_rows(void *arg, int32_t task, int64_t first, int64_t end)
+{
+    const mla_rope_params *p = arg;
+    const int64_t heads = p->x.shape[1], rope_dim = p->x.shape[2];
+    const int64_t x_bytes = mla_format_bytes(p->x.format);
+    const int64_t out_bytes = mla_format_bytes(p->out.format);
+    (void)task;
+    for (int64_t row = first; row < end; row++) {
+        const int64_t token = row / heads, head = row % heads;
+        const int64_t position = mlai_index_at(&p->positions, token);
+        const int64_t x_at = token * p->x.stride[0] + head * p->x.stride[1];
+        const int64_t out_at = token * p->out.stride[0] + head * p->out.stride[1];
+        mlai_rotate_head((char *)p->out.data + out_at * out_bytes, p->out.format,
+                         (const char *)p->x.data + x_at * x_bytes, p->x.format,
+                         mlai_angles_at(&p->cos, position), mlai_angles_at(&p->sin, position),
+                         rope_dim, p->is_interleaved != 0);
+    }
+}
+
+mla_status MLAI_IN_FAMILY(mlai_rope_run)(const mla_exec *exec, const mla_problem *problem,
+                                         const void *params, mla_diag *diag)
+{
+    (void)diag;
+    mla_rope_params own = *(const mla_rope_params *)params;
+    const int64_t row_bytes = (int64_t)problem->qk_rope_head_dim *
+                              (mla_format_bytes(problem->q_format) +
+                               mla_format_bytes(problem->out_format));
+    mlai_for_rows(exec, problem->tokens * problem->num_heads, row_bytes, rope_rows, &own);
+    return MLA_OK;
+}

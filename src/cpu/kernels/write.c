@@ -1,0 +1,55 @@
+/*
+ * write: row i of latent [T, R] and rope [T, P] (or one [T, R + P]) goes to slot slots[i] of the
+ * cache, converted to its format; negative slots are skipped. Of equal slots the last row stays. See
+ * cache_row.h for the conversion. Called through the families' tables.
+ */
+#include "cpu/kernels/cache_row.h"
+
+typedef struct write_work {
+    const mla_write_kv_params *params;
+    mlai_cache cache;
+    int32_t n_tasks;
+} write_work;
+
+static void write_task(void *arg, int32_t task)
+{
+    const write_work *work = arg;
+    const mla_write_kv_params *p = work->params;
+    const int32_t format = p->latent.format;
+    const int64_t bytes = mla_format_bytes(format), tokens = p->slots.shape[0];
+    const int64_t latent_stride = p->latent.stride[0] * bytes;
+    const char *rope = (const char *)p->latent.data + work->cache.n_latent * bytes;
+    int64_t rope_stride = latent_stride;
+    if (mlai_present(&p->rope)) {
+        rope = p->rope.data;
+        rope_stride = p->rope.stride[0] * bytes;
+    }
+    for (int64_t i = 0; i < tokens; i++) {
+        const int64_t slot = mlai_index_at(&p->slots, i);
+        if (slot < 0 || !mlai_owns_slot(slot, i, task, work->n_tasks))
+            continue;
+        const mlai_cache_row row = mlai_cache_row_at(&work->cache, slot);
+        mlai_store_latent(&work->cache, row, (const char *)p->latent.data + i * latent_stride,
+                          format);
+        if (work->cache.n_rope > 0)
+            mlai_store_rope(&work->cache, row, 0, rope + i * rope_stride, format,
+                            work->cache.n_rope);
+    }
+}
+
+mla_status MLAI_IN_FAMILY(mlai_write_run)(const mla_exec *exec, const mla_problem *problem,
+                                          const void *params, mla_diag *diag)
+{
+    (void)diag;
+    const mla_write_kv_params *p = params;
+    const int64_t width = (int64_t)p->kv_lora_rank + p->qk_rope_head_dim;
+    write_work work = {.params = p,
+                       .cache = mlai_cache_make(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
+                                                p->qk_rope_head_dim, p->k_scale, p->flags)};
+    work.n_tasks = mlai_slot_tasks(exec, problem->tokens, 4 * width);
+    if (work.n_tasks == 1)
+        write_task(&work, 0);
+    else
+        exec->run(exec->run_user, work.n_tasks, write_task, &work);
+    return MLA_OK;
+}

@@ -1,0 +1,224 @@
+/*
+ * Launchers of the portable row kernels (kernels/rows.cu): write, gather, rope, rope_write, merge,
+ * pack on CUDA tensors. Each turns the validated parameter struct into the kernel's own and launches
+ * it on exec->stream: asynchronous, no allocation, no synchronisation, fit for graph capture.
+ */
+#include "cuda/elementwise.h"
+#include "cuda/cuda.h"
+#include "cuda/kernels/rows.h"
+
+enum { THREADS = 256, WARPS = THREADS / 32, BLOCKS_PER_SM = 8 };
+
+static mla_status launch_rows(const mla_exec *exec, const char *kernel_name, int64_t rows,
+                              void *params, mla_diag *diag)
+{
+    mlai_cuda_device *device = exec->device;
+    CUkernel kernel;
+    if (rows <= 0)
+        return MLA_OK;
+    MLAI_TRY(mlai_cuda_kernel(device, "rows", kernel_name, 0, &kernel, diag));
+    int64_t blocks = mlai_min_i64(mlai_ceil_div(rows, WARPS), (int64_t)device->sm_count * BLOCKS_PER_SM);
+    mlai_cuda_launch launch = {.grid = {(uint32_t)blocks, 1, 1}, .block = {THREADS, 1, 1}};
+    return mlai_cuda_run(exec, kernel, &launch, params, diag);
+}
+
+/* Bases and strides at multiples of 16 bytes. */
+static bool is_wide(const mla_tensor *t)
+{
+    if (!mlai_present(t))
+        return true;
+    bool wide = (uintptr_t)t->data % 16 == 0;
+    for (int32_t i = 0; i + 1 < t->rank; i++)
+        wide = wide && t->stride[i] * mla_format_bytes(t->format) % 16 == 0;
+    return wide;
+}
+
+static mlai_cuda_rows rows_of(const mla_tensor *t)
+{
+    mlai_cuda_rows rows = {0};
+    if (!mlai_present(t))
+        return rows;
+    rows.data = t->data;
+    rows.format = t->format;
+    rows.stride0 = t->stride[0];
+    rows.stride1 = t->rank > 2 ? t->stride[1] : 0;
+    return rows;
+}
+
+static mlai_cuda_index index_of(const mla_tensor *t)
+{
+    return (mlai_cuda_index){t->data, t->stride[0], t->format == MLA_FORMAT_I64};
+}
+
+static mlai_cuda_cache cache_of(const mla_tensor *kv, const mla_tensor *kv_rope, int32_t kv_lora_rank,
+                                int32_t qk_rope_head_dim, float k_scale, int32_t sanitize)
+{
+    int64_t bytes = mla_format_bytes(kv->format);
+    mlai_cuda_cache cache = {.latent = kv->data,
+                             .page_bytes = kv->stride[0] * bytes,
+                             .row_bytes = kv->stride[1] * bytes,
+                             .rows = kv->shape[0] * kv->shape[1],
+                             .page_size = (int32_t)kv->shape[1],
+                             .n_latent = kv_lora_rank,
+                             .n_rope = qk_rope_head_dim,
+                             .format = kv->format,
+                             .k_scale = k_scale,
+                             .sanitize = sanitize};
+    cache.rope = cache.latent + (kv->format == MLA_FORMAT_DS656 ? 528 : kv_lora_rank * bytes);
+    cache.rope_page_bytes = cache.page_bytes;
+    cache.rope_row_bytes = cache.row_bytes;
+    if (mlai_present(kv_rope)) {
+        cache.rope = kv_rope->data;
+        cache.rope_page_bytes = kv_rope->stride[0] * bytes;
+        cache.rope_row_bytes = kv_rope->stride[1] * bytes;
+    }
+    return cache;
+}
+
+/* The rope part of a row operand: a tensor of its own, or the columns after the latent. */
+static mlai_cuda_rows rope_rows_of(const mla_tensor *latent, const mla_tensor *rope,
+                                   int32_t kv_lora_rank)
+{
+    if (mlai_present(rope))
+        return rows_of(rope);
+    mlai_cuda_rows rows = rows_of(latent);
+    rows.data += (int64_t)kv_lora_rank * mla_format_bytes(latent->format);
+    return rows;
+}
+
+static bool cache_is_wide(const mla_tensor *kv, const mla_tensor *kv_rope, int32_t kv_lora_rank,
+                          int32_t qk_rope_head_dim)
+{
+    return is_wide(kv) && is_wide(kv_rope) && kv_lora_rank % 16 == 0 && qk_rope_head_dim % 8 == 0;
+}
+
+mla_status mlai_cuda_write(const mla_exec *exec, const mla_problem *problem, const void *params,
+                           mla_diag *diag)
+{
+    const mla_write_kv_params *p = params;
+    mlai_cuda_write_params own = {
+        .cache = cache_of(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank, p->qk_rope_head_dim,
+                          p->k_scale, p->flags & MLA_WRITE_SANITIZE),
+        .slots = index_of(&p->slots),
+        .latent = rows_of(&p->latent),
+        .rope = rope_rows_of(&p->latent, &p->rope, p->kv_lora_rank),
+        .tokens = problem->tokens,
+        .wide = is_wide(&p->latent) && is_wide(&p->rope) &&
+                cache_is_wide(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank, p->qk_rope_head_dim)};
+    return launch_rows(exec, "mla_write_rows", own.tokens, &own, diag);
+}
+
+mla_status mlai_cuda_gather(const mla_exec *exec, const mla_problem *problem, const void *params,
+                            mla_diag *diag)
+{
+    const mla_gather_kv_params *p = params;
+    mlai_cuda_write_params own = {
+        .cache = cache_of(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank, p->qk_rope_head_dim,
+                          p->k_scale, 0),
+        .slots = index_of(&p->slots),
+        .latent = rows_of(&p->latent),
+        .rope = rope_rows_of(&p->latent, &p->rope, p->kv_lora_rank),
+        .tokens = problem->tokens,
+        .wide = is_wide(&p->latent) && is_wide(&p->rope) &&
+                cache_is_wide(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank, p->qk_rope_head_dim)};
+    return launch_rows(exec, "mla_gather_rows", own.tokens, &own, diag);
+}
+
+static mlai_cuda_rope_params rope_of(const mla_tensor *x, const mla_tensor *out,
+                                     const mla_tensor *positions, const mla_tensor *cos,
+                                     const mla_tensor *sin, int32_t is_interleaved)
+{
+    return (mlai_cuda_rope_params){.x = rows_of(x),
+                                   .out = rows_of(out),
+                                   .positions = index_of(positions),
+                                   .cos = cos->data,
+                                   .sin = sin->data,
+                                   .cos_stride = cos->stride[0],
+                                   .sin_stride = sin->stride[0],
+                                   .max_positions = cos->shape[0],
+                                   .tokens = positions->shape[0],
+                                   .heads = x->rank > 2 ? (int32_t)x->shape[1] : 1,
+                                   .width = 2 * (int32_t)cos->shape[1],
+                                   .is_interleaved = is_interleaved};
+}
+
+mla_status mlai_cuda_rope(const mla_exec *exec, const mla_problem *problem, const void *params,
+                          mla_diag *diag)
+{
+    (void)problem;
+    const mla_rope_params *p = params;
+    mlai_cuda_rope_params own =
+        rope_of(&p->x, &p->out, &p->positions, &p->cos, &p->sin, p->is_interleaved);
+    return launch_rows(exec, "mla_rope_rows", own.tokens * own.heads, &own, diag);
+}
+
+mla_status mlai_cuda_rope_write(const mla_exec *exec, const mla_problem *problem,
+                                const void *params, mla_diag *diag)
+{
+    const mla_rope_write_kv_params *p = params;
+    mlai_cuda_rope_write_params own = {
+        .q = rope_of(&p->q_pe, &p->q_pe_out, &p->positions, &p->cos, &p->sin, p->is_interleaved),
+        .kv = {.cache = cache_of(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
+                                 p->qk_rope_head_dim, p->k_scale, p->flags & MLA_WRITE_SANITIZE),
+               .slots = index_of(&p->slots),
+               .latent = rows_of(&p->latent),
+               .rope = rows_of(&p->k_pe),
+               .tokens = problem->tokens,
+               .wide = is_wide(&p->latent) && cache_is_wide(&p->kv_cache, &p->kv_cache_rope,
+                                                            p->kv_lora_rank, p->qk_rope_head_dim)},
+        .k_out = rows_of(&p->k_pe_out)};
+    if (!mlai_present(&p->q_pe))
+        own.q.heads = 0;
+    return launch_rows(exec, "mla_rope_write_rows", own.kv.tokens * (1 + own.q.heads), &own, diag);
+}
+
+mla_status mlai_cuda_merge(const mla_exec *exec, const mla_problem *problem, const void *params,
+                           mla_diag *diag)
+{
+    (void)problem;
+    const mla_merge_state_params *p = params;
+    mlai_cuda_merge_params own = {.out = rows_of(&p->out),
+                                  .tokens = p->out.shape[0],
+                                  .heads = (int32_t)p->out.shape[1],
+                                  .width = (int32_t)p->out.shape[2],
+                                  .n_states = p->n_states,
+                                  .in_format = p->outs[0].format,
+                                  .wide = is_wide(&p->out)};
+    for (int32_t i = 0; i < p->n_states; i++) {
+        own.outs[i] = p->outs[i].data;
+        own.lses[i] = p->lses[i].data;
+        for (int32_t k = 0; k < 2; k++) {
+            own.out_strides[i][k] = p->outs[i].stride[k];
+            own.lse_strides[i][k] = p->lses[i].stride[k];
+        }
+        own.wide = own.wide && is_wide(&p->outs[i]);
+    }
+    if (mlai_present(&p->lse)) {
+        own.lse = p->lse.data;
+        own.lse_stride0 = p->lse.stride[0];
+        own.lse_stride1 = p->lse.stride[1];
+    }
+    return launch_rows(exec, "mla_merge_rows", own.tokens * own.heads, &own, diag);
+}
+
+mla_status mlai_cuda_pack(const mla_exec *exec, const mla_problem *problem, const void *params,
+                          mla_diag *diag)
+{
+    (void)problem;
+    const mla_pack_kv_params *p = params;
+    mlai_cuda_pack_params own = {.k_nope = rows_of(&p->k_nope),
+                                 .k_pe = rows_of(&p->k_pe),
+                                 .v = rows_of(&p->v),
+                                 .k_out = rows_of(&p->k_out),
+                                 .v_out = rows_of(&p->v_out),
+                                 .tokens = p->k_nope.shape[0],
+                                 .heads = (int32_t)p->k_nope.shape[1],
+                                 .n_nope = (int32_t)p->k_nope.shape[2],
+                                 .n_rope = (int32_t)p->k_pe.shape[p->k_pe.rank - 1],
+                                 .n_v = mlai_present(&p->v) ? (int32_t)p->v.shape[2] : 0,
+                                 .k_scale = p->k_scale,
+                                 .v_scale = p->v_scale};
+    own.wide = is_wide(&p->k_nope) && is_wide(&p->k_pe) && is_wide(&p->v) && is_wide(&p->k_out) &&
+               is_wide(&p->v_out) && own.n_nope % 16 == 0;
+    return launch_rows(exec, "mla_pack_rows", own.tokens * own.heads, &own, diag);
+}

@@ -1,0 +1,380 @@
+/*
+ * What the two Hopper prefill kernels share: both products, masks, the online softmax and the
+ * output rows of one warpgroup.
+ *
+ *   s = q k^T (64 rows x Keys, f32)   p = exp2(s c - m c), rounded to the format   o += p v (64 x 128, f32)
+ *
+ * A thread holds two rows of its warp's 16 (`lane / 4` and 8 below), called row 0 and row 1, and of
+ * each group of 8 columns the two at 2 (lane % 4): element 4 g + 2 row + e is column 8 g + 2 (lane % 4) + e.
+ * Scores stay as the product gives them; the softmax scale is folded into c = scale log2(e). The
+ * general kernels turn them into capped natural logits first, and then c = log2(e).
+ * The running maximum m of a row moves only when it grows by more than 2^8: p may reach 256, the
+ * sums stay in f32, and o is seldom rescaled. The choice is a row's own, so its bits depend on no
+ * other row. A row that has seen no key has m = -inf, l = 0 and o = 0.
+ * Shared tiles, 128-byte swizzle: q and k in pieces of [rows][64], v in pieces of [keys][64].
+ */
+#ifndef MLAI_PREFILL_SM90A_CUH
+#define MLAI_PREFILL_SM90A_CUH
+
+#include "../ptx_sm90a.cuh"
+#include "prefill_sm90a.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+/* ---- added for prefill: rank-5 tensor loads, reads of another CTA's shared memory -------------- */
+
+MLAI_DEV void mlai_tma_load_5d(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t c0,
+                               int32_t c1, int32_t c2, int32_t c3, int32_t c4)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(smem),
+                 "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+                 : "memory");
+}
+
+MLAI_DEV uint32_t mlai_cluster_nctarank(void)
+{
+    uint32_t count;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+    return count;
+}
+
+/* `address` comes from mlai_mapa. */
+MLAI_DEV float4 mlai_ld_cluster_f32x4(uint32_t address)
+{
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+MLAI_DEV float mlai_ld_cluster_f32(uint32_t address)
+{
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kMaxGrowth = 8.0f; /* log2 of how far p may exceed 1 before m moves */
+constexpr int kQkPieces = MLAI_PREFILL_SM90A_QK_DIM / 64;
+constexpr int kVPieces = MLAI_PREFILL_SM90A_V_DIM / 64;
+
+struct bf16_format {
+    MLAI_DEV uint32_t pack(float lo, float hi) { return mlai_pack_bf16x2(lo, hi); }
+
+    template <int N> MLAI_DEV void qk(float (&s)[N / 2], uint64_t a, uint64_t b, int accumulate)
+    {
+        mlai_wgmma<N>::template bf16_ss<0, 0>(s, a, b, accumulate);
+    }
+
+    template <int N>
+    MLAI_DEV void qk(float (&s)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate)
+    {
+        mlai_wgmma<N>::template bf16_rs<0>(s, a, b, accumulate);
+    }
+
+    MLAI_DEV void pv(float (&o)[64], const uint32_t (&a)[4], uint64_t b, int accumulate)
+    {
+        mlai_wgmma<128>::bf16_rs<1>(o, a, b, accumulate);
+    }
+};
+
+struct f16_format {
+    MLAI_DEV uint32_t pack(float lo, float hi) { return mlai_pack_f16x2(lo, hi); }
+
+    template <int N> MLAI_DEV void qk(float (&s)[N / 2], uint64_t a, uint64_t b, int accumulate)
+    {
+        mlai_wgmma<N>::template f16_ss<0, 0>(s, a, b, accumulate);
+    }
+
+    template <int N>
+    MLAI_DEV void qk(float (&s)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate)
+    {
+        mlai_wgmma<N>::template f16_rs<0>(s, a, b, accumulate);
+    }
+
+    MLAI_DEV void pv(float (&o)[64], const uint32_t (&a)[4], uint64_t b, int accumulate)
+    {
+        mlai_wgmma<128>::f16_rs<1>(o, a, b, accumulate);
+    }
+};
+
+MLAI_DEV const CUtensorMap *tensor_map(const mlai_prefill_sm90a_map *map)
+{
+    return reinterpret_cast<const CUtensorMap *>(map);
+}
+
+/* Loads `pieces` x [window][64] elements; rows from `live` on become zero (see prefill_sm90a.h). */
+MLAI_DEV void load_rows(uint32_t smem, const mlai_prefill_sm90a_map *map, uint32_t bar, int window,
+                        int live, int start, int head)
+{
+    mlai_tma_load_5d(smem, tensor_map(map), bar, 0, window - live, start + live, 0, head);
+}
+
+/* The operands of s: K-major, groups of 8 rows 1024 bytes apart. */
+MLAI_DEV uint64_t row_operand(uint32_t smem)
+{
+    return mlai_wgmma_descriptor(smem, 16, 1024, MLAI_SWIZZLE_128);
+}
+
+/* v: its columns are contiguous, 64 a piece, pieces `keys` x 128 bytes apart. */
+MLAI_DEV uint64_t value_operand(uint32_t smem, int keys)
+{
+    return mlai_wgmma_descriptor(smem, (uint32_t)keys * 128u, 1024, MLAI_SWIZZLE_128);
+}
+
+/* Reads the first 16 Held columns of q's 64 rows at `q` into registers, as operands. */
+template <int Held> MLAI_DEV void hold_query(uint32_t (&held)[Held][4], uint32_t q)
+{
+    const uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < Held; i++) {
+        const uint32_t chunk = 2 * (i % 4) + threadIdx.x % 32 / 16; /* of 16 bytes, before the swizzle */
+        mlai_ldmatrix_x4(held[i], q + i / 4 * (64 * 128) + row * 128 + (chunk ^ row % 8) * 16);
+    }
+}
+
+/* Starts s = q k^T for a tile of Keys keys. The first columns of q come from registers: shared
+ * memory, which feeds k to every product, is read less. */
+template <class Format, int Keys, int Held, int Room>
+MLAI_DEV void start_scores(float (&s)[Keys / 2], const uint32_t (&held)[Room][4], uint64_t q, uint64_t k)
+{
+#pragma unroll
+    for (int i = 0; i < 4 * kQkPieces; i++) {
+        const uint64_t k_at = k + (uint64_t)(i / 4 * (Keys * 128 / 16) + i % 4 * 2);
+        if (i < Held) {
+            Format::template qk<Keys>(s, held[i < Held ? i : 0], k_at, i > 0);
+        } else {
+            Format::template qk<Keys>(s, q + (uint64_t)(i / 4 * (64 * 128 / 16) + i % 4 * 2), k_at, i > 0);
+        }
+    }
+}
+
+/* Starts o (+)= p v for keys [16 First, 16 Last) of the tile. */
+template <class Format, int First, int Last, int Steps>
+MLAI_DEV void start_values(float (&o)[64], const uint32_t (&p)[Steps][4], uint64_t v, int accumulate)
+{
+#pragma unroll
+    for (int i = First; i < Last; i++) {
+        Format::pv(o, p[i], v + (uint64_t)(i * (16 * 128 / 16)), i > 0 ? 1 : accumulate);
+    }
+}
+
+/* Hides columns from bound0 (row 0) and bound1 (row 1) on; both count from this thread's first column. */
+template <int N> MLAI_DEV void mask_scores(float (&s)[N], int bound0, int bound1)
+{
+#pragma unroll
+    for (int g = 0; g < N / 4; g++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            s[4 * g + e] = 8 * g + e < bound0 ? s[4 * g + e] : -INFINITY;
+            s[4 * g + 2 + e] = 8 * g + e < bound1 ? s[4 * g + 2 + e] : -INFINITY;
+        }
+    }
+}
+
+/* Natural logits: cap tanh(scale s / cap), or scale s without a cap. tanh x = 1 - 2 / (exp 2x + 1)
+ * stays within 3e-7 of the truth, where tanh.approx would be off by 5e-4. */
+template <int N> MLAI_DEV void cap_scores(float (&s)[N], float scale, float cap)
+{
+    const float turn = cap > 0.0f ? 2.0f * kLog2E * scale / cap : 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float tanh = 1.0f - 2.0f * mlai_rcp(mlai_exp2(s[i] * turn) + 1.0f);
+        s[i] = cap > 0.0f ? cap * tanh : scale * s[i];
+    }
+}
+
+struct row_state {
+    float m[2]; /* what p is relative to, in units of s */
+    float l[2]; /* this thread's share of the sum of p */
+};
+
+MLAI_DEV void reset_rows(row_state &rows)
+{
+    rows.m[0] = rows.m[1] = -INFINITY;
+    rows.l[0] = rows.l[1] = 0.0f;
+}
+
+/* s becomes p; true where some row of the warp moved its maximum: then o must be scaled by alpha.
+ * Most blocks move none, and then no thread needs the other three quarters of its row. */
+template <int N>
+MLAI_DEV bool softmax_scores(float (&s)[N], row_state &rows, float (&alpha)[2], float c)
+{
+    float top[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        top[r] = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+        for (int g = 1; g < N / 4; g++) {
+            top[r] = fmaxf(top[r], fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
+        }
+    }
+    /* Nothing seen before and nothing now: -inf - -inf is no growth, and m stays -inf. */
+    const bool moved = __any_sync(0xffffffffu, (top[0] - rows.m[0]) * c > kMaxGrowth ||
+                                                   (top[1] - rows.m[1]) * c > kMaxGrowth);
+    if (moved) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+            const float growth = (top[r] - rows.m[r]) * c;
+            const bool move = growth > kMaxGrowth;
+            alpha[r] = move ? mlai_exp2(-growth) : 1.0f;
+            rows.m[r] = move ? top[r] : rows.m[r];
+            rows.l[r] *= alpha[r];
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float base = rows.m[r] == -INFINITY ? 0.0f : rows.m[r] * c;
+        float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int g = 0; g < N / 4; g++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const float p = mlai_exp2(fmaf(s[4 * g + 2 * r + e], c, -base));
+                s[4 * g + 2 * r + e] = p;
+                sum[e] += p;
+            }
+        }
+        rows.l[r] += sum[0] + sum[1];
+    }
+    return moved;
+}
+
+/* Keeps the softmax above the wait that follows it, under the product in flight. The assembler would
+ * hoist that wait to just behind the scores; over a branch that hangs on the sums (never taken: they
+ * are not negative) it does not. */
+MLAI_DEV void hold_wait(const row_state &rows)
+{
+    if (rows.l[0] + rows.l[1] < 0.0f) {
+        asm volatile("nanosleep.u32 1;" ::: "memory");
+    }
+}
+
+/* p as the A operand of the second product: 16 keys are two groups of 8 columns. */
+template <class Format, int N> MLAI_DEV void round_scores(uint32_t (&p)[N / 8][4], const float (&s)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            p[i][h] = Format::pack(s[8 * i + 2 * h], s[8 * i + 2 * h + 1]);
+        }
+    }
+}
+
+MLAI_DEV void scale_output(float (&o)[64], const float (&factor)[2])
+{
+#pragma unroll
+    for (int g = 0; g < 16; g++) {
+        o[4 * g] *= factor[0];
+        o[4 * g + 1] *= factor[0];
+        o[4 * g + 2] *= factor[1];
+        o[4 * g + 3] *= factor[1];
+    }
+}
+
+/* Sums l over the four threads of a row. */
+MLAI_DEV void join_sums(row_state &rows)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        rows.l[r] += __shfl_xor_sync(0xffffffffu, rows.l[r], 1);
+        rows.l[r] += __shfl_xor_sync(0xffffffffu, rows.l[r], 2);
+    }
+}
+
+/* Natural logarithm of the sum of exponentials; -inf for a row that saw no key. */
+MLAI_DEV float row_lse(float m, float l, float c)
+{
+    return l > 0.0f ? fmaf(m, c, mlai_log2(l)) * kLn2 : -INFINITY;
+}
+
+/* Writes both rows of o, times factor, at out[0] and out[1]. Four threads hold a row two columns at a
+ * time: they trade, so that each stores 16 bytes and a quad 64 bytes in a row. Each step is done for
+ * all columns before the next, or the shuffles' latencies would add up. `quad` is lane % 4. */
+template <class Format>
+MLAI_DEV void store_rows(uint16_t *const (&out)[2], const float (&o)[64], const float (&factor)[2],
+                         int quad, const bool (&live)[2])
+{
+    const bool odd = quad & 1, high = quad & 2;
+    uint32_t x[8][4]; /* [row + 2 i]: groups 4 i to 4 i + 3 of 8 columns, this thread's two of each */
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+            const int at = 4 * (4 * (k / 2) + g) + 2 * (k % 2);
+            x[k][g] = Format::pack(o[at] * factor[k % 2], o[at + 1] * factor[k % 2]);
+        }
+    }
+    /* Even and odd lanes trade: even ones gather groups 0 and 2, odd ones 1 and 3. */
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? x[k][0] : x[k][1], 1);
+        const uint32_t b = __shfl_xor_sync(0xffffffffu, odd ? x[k][2] : x[k][3], 1);
+        x[k][0] = odd ? a : x[k][0];
+        x[k][1] = odd ? x[k][1] : a;
+        x[k][2] = odd ? b : x[k][2];
+        x[k][3] = odd ? x[k][3] : b;
+    }
+    /* Pairs of lanes trade: lane `quad` ends with all of group `quad`. */
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const uint32_t a = __shfl_xor_sync(0xffffffffu, high ? x[k][0] : x[k][2], 2);
+        const uint32_t b = __shfl_xor_sync(0xffffffffu, high ? x[k][1] : x[k][3], 2);
+        x[k][0] = high ? a : x[k][0];
+        x[k][1] = high ? b : x[k][1];
+        x[k][2] = high ? x[k][2] : a;
+        x[k][3] = high ? x[k][3] : b;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (live[k % 2]) {
+            *reinterpret_cast<uint4 *>(out[k % 2] + 32 * (k / 2) + 8 * quad) =
+                make_uint4(x[k][0], x[k][1], x[k][2], x[k][3]);
+        }
+    }
+}
+
+/* A row nobody can see anything from: zeros and -inf. Called by a whole warp. */
+MLAI_DEV void store_empty_rows(const mlai_prefill_sm90a_params &params, int64_t token, int rows, int head)
+{
+    const int lane = (int)threadIdx.x % 32;
+    uint16_t *out = static_cast<uint16_t *>(params.out) + token * params.out_token_stride +
+                    head * params.out_head_stride;
+#pragma unroll 1
+    for (int row = lane / 16; row < rows; row += 2) {
+        *reinterpret_cast<uint4 *>(out + row * params.out_token_stride + 8 * (lane % 16)) =
+            make_uint4(0, 0, 0, 0);
+    }
+    if (params.lse != nullptr) {
+#pragma unroll 1
+        for (int row = lane; row < rows; row += 32) {
+            params.lse[(token + row) * params.lse_token_stride + head] = -INFINITY;
+        }
+    }
+}
+
+/* The rows of one request, clamped to the tensors: a device cannot refuse bad lengths. */
+struct request_rows {
+    int q_start, q_len, kv_start, kv_len;
+};
+
+MLAI_DEV request_rows read_request(const mlai_prefill_sm90a_params &params, int request)
+{
+    request_rows r;
+    r.q_start = min(max(__ldg(params.cu_seqlens_q + request), 0), params.total_q);
+    r.q_len = max(min(__ldg(params.cu_seqlens_q + request + 1), params.total_q) - r.q_start, 0);
+    r.kv_start = min(max(__ldg(params.cu_seqlens_kv + request), 0), params.total_kv);
+    r.kv_len = max(min(__ldg(params.cu_seqlens_kv + request + 1), params.total_kv) - r.kv_start, 0);
+    return r;
+}
+
+#endif

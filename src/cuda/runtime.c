@@ -1,0 +1,52 @@
+/*
+ * CUDA as the registry sees it: a device runtime that opens the driver and hands out devices.
+ */
+#include "cuda/cuda.h"
+#include "cuda/rows.h"
+
+#include <stdio.h>
+
+static void *open_runtime(char *why, size_t why_bytes)
+{
+    return mlai_cuda_open(why, why_bytes);
+}
+
+static void close_runtime(void *runtime)
+{
+    mlai_cuda_close(runtime);
+}
+
+static int32_t count_devices(const void *runtime)
+{
+    return ((const mlai_cuda *)runtime)->n_devices;
+}
+
+static void *get_device(void *runtime, int32_t device_index, char *why, size_t why_bytes)
+{
+    mlai_cuda *cuda = runtime;
+    if (device_index >= 0 && device_index < cuda->n_devices)
+        return &cuda->devices[device_index];
+    why[0] = 0;
+    mlai_append(why, why_bytes, "there is no CUDA device %d; this machine has %d", device_index,
+                cuda->n_devices);
+    return NULL;
+}
+
+static void describe(const void *device, mla_device_info *info)
+{
+    const mlai_cuda_device *d = device;
+    info->arch = d->arch;
+    info->n_processors = d->sm_count;
+    info->driver_version = d->cuda->driver_version;
+    info->l2_bytes = d->l2_bytes;
+    snprintf(info->name, sizeof info->name, "%s", d->name);
+}
+
+const mlai_device_runtime mlai_cuda_runtime = {
+    .device_type = MLA_DEVICE_CUDA,
+    .open = open_runtime,
+    .close = close_runtime,
+    .count = count_devices,
+    .device = get_device,
+    .describe = describe,
+};

@@ -1,0 +1,10 @@
+/*
+ * The suite of rope_write: every row that runs here times generated problems, against the oracle.
+ * Problems: tests/oracle/operators_cache.c. Options: tests/oracle/suite.h.
+ */
+#include "oracle/suite.h"
+
+int main(int argc, char **argv)
+{
+    return suite_main(argc, argv, &rope_write_operator);
+}

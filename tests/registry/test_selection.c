@@ -1,0 +1,639 @@
+/*
+ * Choosing a solution: who wins when several say what to force, what unknown and unfit names give,
+ * contexts with different features side by side, rows that a caller adds, and what mla_explain and
+ * mla_workspace_bytes tell. The rows here are of the merge operator, whose parameters are small; they
+ * only count their calls.
+ */
+#include "test.h"
+
+#include <mla/mla.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int32_t runs[4];
+static uint64_t seen_workspace_bytes;
+
+static int32_t accepts_all(const mla_problem *problem, char *why, uint64_t why_bytes)
+{
+    (void)problem;
+    (void)why;
+    (void)why_bytes;
+    return 1;
+}
+
+static int32_t accepts_f16(const mla_problem *problem, char *why, uint64_t why_bytes)
+{
+    if (problem->q_format == MLA_FORMAT_F16)
+        return 1;
+    if (why)
+        snprintf(why, why_bytes, "takes f16 states only");
+    return 0;
+}
+
+static uint64_t no_workspace(const mla_problem *problem, const mla_exec *exec)
+{
+    (void)problem;
+    (void)exec;
+    return 0;
+}
+
+static uint64_t large_workspace(const mla_problem *problem, const mla_exec *exec)
+{
+    (void)exec;
+    return 4096 + 64 * (uint64_t)problem->tokens;
+}
+
+static double cheap(const mla_problem *problem, const mla_exec *exec)
+{
+    (void)problem;
+    (void)exec;
+    return 1e-9;
+}
+
+static double cheap_when_small(const mla_problem *problem, const mla_exec *exec)
+{
+    (void)exec;
+    return problem->tokens <= 4 ? 1e-10 : 1e9;
+}
+
+static double dear(const mla_problem *problem, const mla_exec *exec)
+{
+    (void)problem;
+    (void)exec;
+    return 1e12;
+}
+
+static mla_status run_0(const mla_exec *exec, const mla_problem *problem, const void *params,
+                        mla_diag *diag)
+{
+    (void)exec;
+    (void)problem;
+    (void)params;
+    (void)diag;
+    runs[0]++;
+    return MLA_OK;
+}
+
+static mla_status run_1(const mla_exec *exec, const mla_problem *problem, const void *params,
+                        mla_diag *diag)
+{
+    const mla_merge_state_params *p = params;
+    (void)problem;
+    (void)diag;
+    assert_int_equal(p->struct_size, sizeof *p);
+    seen_workspace_bytes = exec->workspace_bytes;
+    runs[1]++;
+    return MLA_OK;
+}
+
+static mla_status run_2(const mla_exec *exec, const mla_problem *problem, const void *params,
+                        mla_diag *diag)
+{
+    (void)exec;
+    (void)problem;
+    (void)params;
+    (void)diag;
+    runs[2]++;
+    return MLA_OK;
+}
+
+#define ROW(row_name, row_family, accept, bytes, cost, runner)                                     \
+    {.struct_size = sizeof(mla_solution), .version = MLA_SOLUTION_VERSION, .op = MLA_OP_MERGE,     \
+     .device_type = MLA_DEVICE_CPU, .name = row_name, .family = row_family, .formats = "any",      \
+     .features = "counts", .cpu_features_text = "", .accepts = accept, .workspace_bytes = bytes,   \
+     .cost_us = cost, .run = runner}
+
+static const mla_solution rows[] = {
+    ROW("merge_one", "one", accepts_all, no_workspace, dear, run_0),
+    ROW("merge_two", "two", accepts_all, large_workspace, dear, run_1),
+    ROW("merge_f16_three", "three", accepts_f16, no_workspace, dear, run_2),
+};
+
+/* Two states of one token, one head, four values. */
+typedef struct merge_call {
+    float out[2][4], lse[2], merged[4];
+    mla_tensor outs[2], lses[2];
+    mla_merge_state_params params;
+} merge_call;
+
+static void merge_call_init(merge_call *m)
+{
+    memset(m, 0, sizeof *m);
+    for (int32_t i = 0; i < 2; i++) {
+        m->outs[i] = mla_tensor_3d(m->out[i], MLA_FORMAT_F32, 1, 1, 4);
+        m->lses[i] = mla_tensor_2d(&m->lse[i], MLA_FORMAT_F32, 1, 1);
+    }
+    m->params = (mla_merge_state_params)MLA_MERGE_STATE_PARAMS_INIT;
+    m->params.n_states = 2;
+    m->params.outs = m->outs;
+    m->params.lses = m->lses;
+    m->params.out = mla_tensor_3d(m->merged, MLA_FORMAT_F32, 1, 1, 4);
+}
+
+static mla_problem merge_problem(void)
+{
+    merge_call m;
+    mla_problem problem = MLA_PROBLEM_INIT;
+    merge_call_init(&m);
+    assert_int_equal(mla_merge_state_problem(&m.params, &problem, NULL), MLA_OK);
+    return problem;
+}
+
+static mla_context *make_context(const mla_context_options *options)
+{
+    mla_context *ctx = NULL;
+    mla_diag diag = {{0}};
+    if (mla_context_create(options, &ctx, &diag) != MLA_OK)
+        fail_msg("%s", diag.text);
+    return ctx;
+}
+
+static mla_context *plain_context(void)
+{
+    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
+    options.ignore_environment = 1;
+    options.n_threads = 1;
+    options.cpu_only = 1;
+    mla_context *ctx = make_context(&options);
+    assert_int_equal(mla_context_add_solutions(ctx, rows, 3, NULL), MLA_OK);
+    return ctx;
+}
+
+static const char *chosen(const mla_context *ctx, const char *solution)
+{
+    mla_problem problem = merge_problem();
+    const char *name = NULL;
+    mla_diag diag = {{0}};
+    if (mla_solution_choose(ctx, &problem, solution, &name, &diag) != MLA_OK)
+        fail_msg("%s", diag.text);
+    return name;
+}
+
+/* The family of the row that is chosen by itself, and another one that runs here (or NULL). */
+static const char *family_of(const mla_context *ctx, const char *row)
+{
+    for (int32_t i = 0; i < mla_solution_count(ctx); i++) {
+        mla_solution_info info = MLA_SOLUTION_INFO_INIT;
+        assert_int_equal(mla_solution_describe(ctx, i, &info, NULL), MLA_OK);
+        if (strcmp(info.name, row) == 0)
+            return info.family;
+    }
+    return NULL;
+}
+
+/* ---- precedence -------------------------------------------------------------------------------- */
+
+static void call_beats_scope_beats_the_rest(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    assert_int_equal(mla_context_push_solution(ctx, "one", NULL), MLA_OK);
+    assert_string_equal(chosen(ctx, NULL), "merge_one");
+    assert_int_equal(mla_context_push_solution(ctx, "two", NULL), MLA_OK);
+    assert_string_equal(chosen(ctx, NULL), "merge_two");
+    assert_string_equal(chosen(ctx, "merge_one"), "merge_one");
+    assert_int_equal(mla_context_pop_solution(ctx, NULL), MLA_OK);
+    assert_string_equal(chosen(ctx, NULL), "merge_one");
+    assert_int_equal(mla_context_pop_solution(ctx, NULL), MLA_OK);
+    assert_string_equal(family_of(ctx, chosen(ctx, "c")), "c");
+    mla_context_destroy(ctx);
+}
+
+static void option_beats_environment(void **unused)
+{
+    (void)unused;
+    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
+    options.cpu_only = 1;
+    setenv("MLA_SOLUTION", "c", 1);
+    mla_context *ctx = make_context(&options);
+    assert_string_equal(family_of(ctx, chosen(ctx, NULL)), "c");
+    mla_context_destroy(ctx);
+
+    options.ignore_environment = 1;
+    ctx = make_context(&options);
+    char best[64];
+    snprintf(best, sizeof best, "%s", family_of(ctx, chosen(ctx, NULL)));
+    mla_context_destroy(ctx);
+
+    options.ignore_environment = 0;
+    options.solution = best;
+    ctx = make_context(&options);
+    assert_string_equal(family_of(ctx, chosen(ctx, NULL)), best);
+    assert_int_equal(mla_context_add_solutions(ctx, rows, 3, NULL), MLA_OK);
+    assert_int_equal(mla_context_push_solution(ctx, "one", NULL), MLA_OK);
+    assert_string_equal(chosen(ctx, NULL), "merge_one");
+    mla_context_destroy(ctx);
+
+    /* the environment is read at creation, and an unknown name in it is an error there */
+    setenv("MLA_SOLUTION", "no_such_family", 1);
+    mla_diag diag = {{0}};
+    options.solution = NULL;
+    assert_int_equal(mla_context_create(&options, &ctx, &diag), MLA_ERROR_NOT_FOUND);
+    assert_non_null(strstr(diag.text, "MLA_SOLUTION"));
+    unsetenv("MLA_SOLUTION");
+}
+
+static void full_names_concern_their_operator_and_beat_families(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    assert_string_equal(chosen(ctx, "two,merge_one"), "merge_one");
+    assert_string_equal(chosen(ctx, "merge_one,two"), "merge_one");
+    assert_string_equal(chosen(ctx, " one , two "), "merge_one");
+    /* a row of another operator says nothing about merge: the scope decides */
+    assert_int_equal(mla_context_push_solution(ctx, "two", NULL), MLA_OK);
+    assert_string_equal(chosen(ctx, "write_c"), "merge_two");
+    assert_string_equal(chosen(ctx, "write_c,one"), "merge_one");
+    mla_context_destroy(ctx);
+}
+
+static void scopes_nest_and_end(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    mla_diag diag = {{0}};
+    for (int32_t i = 0; i < 16; i++)
+        assert_int_equal(mla_context_push_solution(ctx, i % 2 ? "one" : "two", &diag), MLA_OK);
+    assert_int_equal(mla_context_push_solution(ctx, "one", &diag), MLA_ERROR_CAPACITY);
+    assert_true(diag.text[0]);
+    for (int32_t i = 0; i < 16; i++) {
+        assert_string_equal(chosen(ctx, NULL), i % 2 ? "merge_two" : "merge_one");
+        assert_int_equal(mla_context_pop_solution(ctx, &diag), MLA_OK);
+    }
+    assert_int_equal(mla_context_pop_solution(ctx, &diag), MLA_ERROR_STATE);
+    mla_context_destroy(ctx);
+}
+
+/* ---- errors ------------------------------------------------------------------------------------- */
+
+static void unknown_names_list_what_exists(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    mla_problem problem = merge_problem();
+    mla_diag diag = {{0}};
+    const char *name = NULL;
+    uint64_t bytes = 0;
+    int32_t n = 0;
+    merge_call m;
+    merge_call_init(&m);
+    m.params.call.solution = "nope";
+    assert_int_equal(mla_merge_state(ctx, &m.params, &diag), MLA_ERROR_NOT_FOUND);
+    assert_non_null(strstr(diag.text, "nope"));
+    assert_non_null(strstr(diag.text, "one"));
+    assert_non_null(strstr(diag.text, "three"));
+    assert_int_equal(mla_solution_choose(ctx, &problem, "c,nope", &name, &diag), MLA_ERROR_NOT_FOUND);
+    assert_int_equal(mla_workspace_bytes(ctx, &problem, "nope", &bytes, &diag), MLA_ERROR_NOT_FOUND);
+    mla_status status = mla_explain(ctx, &problem, "nope", NULL, &n, &diag);
+    assert_true(status == MLA_ERROR_NOT_FOUND || status == MLA_ERROR_CAPACITY);
+    assert_int_equal(mla_context_push_solution(ctx, "nope", &diag), MLA_ERROR_NOT_FOUND);
+    assert_non_null(strstr(diag.text, "two"));
+    /* a prefix of a name is not the name */
+    assert_int_equal(mla_context_push_solution(ctx, "merge_on", &diag), MLA_ERROR_NOT_FOUND);
+    mla_context_destroy(ctx);
+
+    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
+    options.solution = "nope";
+    options.ignore_environment = 1;
+    options.cpu_only = 1;
+    ctx = NULL;
+    assert_int_equal(mla_context_create(&options, &ctx, &diag), MLA_ERROR_NOT_FOUND);
+    assert_null(ctx);
+    assert_non_null(strstr(diag.text, "nope"));
+}
+
+static void a_forced_row_that_does_not_fit_is_an_error(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    mla_diag diag = {{0}};
+    merge_call m;
+    merge_call_init(&m);
+    runs[2] = 0;
+    m.params.call.solution = "merge_f16_three";
+    assert_int_equal(mla_merge_state(ctx, &m.params, &diag), MLA_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(diag.text, "takes f16 states only"));
+    m.params.call.solution = "three";
+    assert_int_equal(mla_merge_state(ctx, &m.params, &diag), MLA_ERROR_UNSUPPORTED);
+    m.params.call.solution = NULL;
+    assert_int_equal(mla_context_push_solution(ctx, "three", &diag), MLA_OK);
+    assert_int_equal(mla_merge_state(ctx, &m.params, &diag), MLA_ERROR_UNSUPPORTED);
+    assert_int_equal(runs[2], 0);
+    mla_context_destroy(ctx);
+}
+
+/* A family without a row for the operator cannot run it. */
+static void a_family_without_the_operator_is_an_error(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    mla_diag diag = {{0}};
+    mla_problem problem = merge_problem();
+    const char *name = NULL;
+    problem.op = MLA_OP_PACK;
+    assert_int_equal(mla_solution_choose(ctx, &problem, "one", &name, &diag), MLA_ERROR_UNSUPPORTED);
+    assert_true(diag.text[0]);
+    problem.op = 77;
+    assert_int_equal(mla_solution_choose(ctx, &problem, NULL, &name, &diag), MLA_ERROR_ARGUMENT);
+    mla_context_destroy(ctx);
+}
+
+static void bad_rows_are_refused(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    mla_diag diag = {{0}};
+    int32_t before = mla_solution_count(ctx);
+    mla_solution row = rows[0];
+    row.version = MLA_SOLUTION_VERSION + 1;
+    assert_int_equal(mla_context_add_solutions(ctx, &row, 1, &diag), MLA_ERROR_VERSION);
+    row = rows[0];
+    row.struct_size = 8;
+    assert_int_equal(mla_context_add_solutions(ctx, &row, 1, &diag), MLA_ERROR_VERSION);
+    row = rows[0];
+    row.run = NULL;
+    assert_int_equal(mla_context_add_solutions(ctx, &row, 1, &diag), MLA_ERROR_ARGUMENT);
+    row = rows[0];
+    row.name = "";
+    assert_int_equal(mla_context_add_solutions(ctx, &row, 1, &diag), MLA_ERROR_ARGUMENT);
+    row.name = "with,comma";
+    assert_int_equal(mla_context_add_solutions(ctx, &row, 1, &diag), MLA_ERROR_ARGUMENT);
+    row = rows[0];
+    row.op = 99;
+    assert_int_equal(mla_context_add_solutions(ctx, &row, 1, &diag), MLA_ERROR_ARGUMENT);
+    assert_int_equal(mla_solution_count(ctx), before);
+
+    mla_solution *many = calloc(257, sizeof *many);
+    char(*names)[16] = calloc(257, sizeof *names);
+    assert_true(many && names);
+    for (int32_t i = 0; i < 257; i++) {
+        many[i] = rows[0];
+        snprintf(names[i], sizeof names[i], "merge_%d", i);
+        many[i].name = names[i];
+    }
+    assert_int_equal(mla_context_add_solutions(ctx, many, 257, &diag), MLA_ERROR_CAPACITY);
+    assert_int_equal(mla_solution_count(ctx), before);
+    mla_context_destroy(ctx);
+    free(many);
+    free(names);
+}
+
+/* ---- rows of the caller -------------------------------------------------------------------------- */
+
+static void callers_rows_are_chosen_by_cost_and_replace_by_name(void **unused)
+{
+    (void)unused;
+    static const mla_solution cheap_row[] = {
+        ROW("merge_cheap", "cheap", accepts_all, no_workspace, cheap, run_0)};
+    static const mla_solution same_name[] = {
+        ROW("merge_cheap", "cheaper", accepts_all, no_workspace, cheap, run_2)};
+    mla_context *ctx = plain_context();
+    merge_call m;
+    merge_call_init(&m);
+    assert_int_equal(mla_context_add_solutions(ctx, cheap_row, 1, NULL), MLA_OK);
+    int32_t n = mla_solution_count(ctx);
+    runs[0] = runs[2] = 0;
+    assert_int_equal(mla_merge_state(ctx, &m.params, NULL), MLA_OK);
+    assert_int_equal(runs[0], 1);
+    assert_int_equal(mla_context_add_solutions(ctx, same_name, 1, NULL), MLA_OK);
+    assert_int_equal(mla_solution_count(ctx), n);
+    assert_int_equal(mla_merge_state(ctx, &m.params, NULL), MLA_OK);
+    assert_int_equal(runs[0], 1);
+    assert_int_equal(runs[2], 1);
+    assert_string_equal(family_of(ctx, "merge_cheap"), "cheaper");
+    mla_context_destroy(ctx);
+}
+
+static void ties_go_to_the_earlier_row(void **unused)
+{
+    (void)unused;
+    static const mla_solution equal[] = {
+        ROW("merge_first", "first", accepts_all, no_workspace, cheap, run_0),
+        ROW("merge_second", "second", accepts_all, no_workspace, cheap, run_2)};
+    mla_context *ctx = plain_context();
+    assert_int_equal(mla_context_add_solutions(ctx, equal, 2, NULL), MLA_OK);
+    assert_string_equal(chosen(ctx, NULL), "merge_first");
+    mla_context_destroy(ctx);
+}
+
+static void a_row_gets_the_workspace_it_asked_for(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    mla_problem problem = merge_problem();
+    mla_diag diag = {{0}};
+    merge_call m;
+    merge_call_init(&m);
+    uint64_t bytes = 0;
+    assert_int_equal(mla_workspace_bytes(ctx, &problem, "two", &bytes, NULL), MLA_OK);
+    assert_int_equal(bytes, 4096 + 64);
+    uint8_t *memory = NULL;
+    assert_int_equal(posix_memalign((void **)&memory, 64, 8192), 0);
+    m.params.call = (mla_call){.solution = "two", .workspace = memory, .workspace_bytes = bytes};
+    assert_int_equal(mla_merge_state(ctx, &m.params, &diag), MLA_OK);
+    assert_true(seen_workspace_bytes >= bytes);
+    m.params.call.workspace_bytes = bytes - 1;
+    assert_int_equal(mla_merge_state(ctx, &m.params, &diag), MLA_ERROR_WORKSPACE);
+    assert_non_null(strstr(diag.text, "4160"));
+    assert_non_null(strstr(diag.text, "4159"));
+    m.params.call.workspace_bytes = bytes;
+    m.params.call.workspace = NULL;
+    assert_int_equal(mla_merge_state(ctx, &m.params, &diag), MLA_ERROR_WORKSPACE);
+    m.params.call.workspace = memory + 8;
+    assert_int_equal(mla_merge_state(ctx, &m.params, &diag), MLA_ERROR_WORKSPACE);
+    free(memory);
+    mla_context_destroy(ctx);
+}
+
+/* A smaller call may choose another row; the workspace of the capacity has to do for it too. */
+static void a_capacity_covers_rows_that_smaller_calls_choose(void **unused)
+{
+    (void)unused;
+    static const mla_solution small[] = {
+        ROW("merge_small", "small", accepts_all, large_workspace, cheap_when_small, run_1)};
+    mla_context *ctx = plain_context();
+    assert_int_equal(mla_context_add_solutions(ctx, small, 1, NULL), MLA_OK);
+    mla_problem problem = merge_problem(), large = problem;
+    large.tokens = 1000;
+    uint64_t few = 0, many = 0;
+    assert_string_equal(chosen(ctx, NULL), "merge_small");
+    assert_int_equal(mla_workspace_bytes(ctx, &problem, NULL, &few, NULL), MLA_OK);
+    assert_int_equal(mla_workspace_bytes(ctx, &large, NULL, &many, NULL), MLA_OK);
+    assert_true(few >= 4096 && many >= few);
+    mla_context_destroy(ctx);
+}
+
+/* ---- contexts side by side ----------------------------------------------------------------------- */
+
+static void contexts_with_other_features_stand_side_by_side(void **unused)
+{
+    (void)unused;
+    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
+    options.ignore_environment = 1;
+    options.cpu_only = 1;
+    mla_context *full = make_context(&options);
+    options.use_baseline = 1;
+    mla_context *plain = make_context(&options);
+    assert_true(mla_context_cpu_features(plain) == 0);
+    assert_string_equal(family_of(plain, chosen(plain, NULL)), "c");
+    assert_int_equal(mla_solution_count(plain), mla_solution_count(full));
+    for (int32_t i = 0; i < mla_solution_count(plain); i++) {
+        mla_solution_info info = MLA_SOLUTION_INFO_INIT;
+        assert_int_equal(mla_solution_describe(plain, i, &info, NULL), MLA_OK);
+        if (info.device_type != MLA_DEVICE_CPU)
+            continue;
+        assert_int_equal(info.runs_here, strcmp(info.family, "c") == 0);
+        assert_true(info.runs_here || info.reason[0]);
+    }
+    /* one bit at a time: the context has no more than the mask, and no more than the machine */
+    for (int32_t bit = 0; bit < 7; bit++) {
+        mla_context_options masked = MLA_CONTEXT_OPTIONS_INIT;
+        masked.ignore_environment = 1;
+        masked.cpu_only = 1;
+        masked.cpu_features = UINT64_C(1) << bit;
+        mla_context *ctx = make_context(&masked);
+        assert_true((mla_context_cpu_features(ctx) & ~masked.cpu_features) == 0);
+        assert_true((mla_context_cpu_features(ctx) & ~mla_context_cpu_features(full)) == 0);
+        chosen(ctx, NULL);
+        mla_context_destroy(ctx);
+    }
+    /* forcing what the features forbid is an error in one context and none in the other */
+    const char *best = chosen(full, NULL);
+    if (strcmp(family_of(full, best), "c") != 0) {
+        mla_problem problem = merge_problem();
+        mla_diag diag = {{0}};
+        const char *name = NULL;
+        assert_int_equal(mla_solution_choose(plain, &problem, best, &name, &diag),
+                         MLA_ERROR_UNSUPPORTED);
+        assert_true(diag.text[0]);
+        assert_int_equal(mla_solution_choose(full, &problem, best, &name, &diag), MLA_OK);
+    }
+    mla_context_destroy(full);
+    mla_context_destroy(plain);
+}
+
+/* Forcing a family has to hold for a whole run, so each has a row for every operator. */
+static void families_cover_every_operator(void **unused)
+{
+    (void)unused;
+    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
+    options.ignore_environment = 1;
+    options.cpu_only = 1;
+    mla_context *ctx = make_context(&options);
+    static const int32_t ops[] = {
+#define OP(name, value, text) name,
+        MLA_OP_LIST(OP)
+#undef OP
+    };
+    for (int32_t i = 0; i < mla_solution_count(ctx); i++) {
+        mla_solution_info info = MLA_SOLUTION_INFO_INIT;
+        assert_int_equal(mla_solution_describe(ctx, i, &info, NULL), MLA_OK);
+        if (info.device_type != MLA_DEVICE_CPU)
+            continue;
+        for (size_t o = 0; o < sizeof ops / sizeof ops[0]; o++) {
+            bool found = false;
+            for (int32_t j = 0; j < mla_solution_count(ctx) && !found; j++) {
+                mla_solution_info other = MLA_SOLUTION_INFO_INIT;
+                assert_int_equal(mla_solution_describe(ctx, j, &other, NULL), MLA_OK);
+                found = other.op == ops[o] && strcmp(other.family, info.family) == 0;
+            }
+            if (!found)
+                fail_msg("family %s has no row for %s", info.family, mla_op_name(ops[o]));
+        }
+        /* names: <op>_..._<family>, texts for people are there */
+        size_t length = strlen(info.name), tail = strlen(info.family);
+        assert_true(length > tail && strcmp(info.name + length - tail, info.family) == 0);
+        assert_int_equal(strncmp(info.name, mla_op_name(info.op), strlen(mla_op_name(info.op))), 0);
+        assert_true(info.formats[0] && info.features[0]);
+    }
+    mla_context_destroy(ctx);
+}
+
+static void explain_tells_about_every_row(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    mla_problem problem = merge_problem();
+    mla_diag diag = {{0}};
+    int32_t n = 0;
+    assert_int_equal(mla_explain(ctx, &problem, NULL, NULL, &n, &diag), MLA_ERROR_CAPACITY);
+    assert_true(n >= 4 && n <= 64);
+    mla_verdict verdicts[64];
+    for (int32_t i = 0; i < 64; i++)
+        verdicts[i] = (mla_verdict){.struct_size = sizeof(mla_verdict)};
+    static const char *const forced[] = {NULL, "one", "merge_two", "three"};
+    static const char *const expected[] = {NULL, "merge_one", "merge_two", NULL};
+    for (int32_t f = 0; f < 4; f++) {
+        int32_t room = 64, n_chosen = 0;
+        assert_int_equal(mla_explain(ctx, &problem, forced[f], verdicts, &room, &diag), MLA_OK);
+        assert_int_equal(room, n);
+        for (int32_t i = 0; i < n; i++) {
+            assert_true(verdicts[i].name && verdicts[i].family);
+            if (verdicts[i].kind == MLA_VERDICT_CHOSEN) {
+                n_chosen++;
+                assert_string_equal(verdicts[i].name,
+                                    expected[f] ? expected[f] : chosen(ctx, forced[f]));
+            }
+            if (verdicts[i].kind == MLA_VERDICT_REJECTED)
+                assert_true(verdicts[i].reason[0]);
+            if (strcmp(verdicts[i].name, "merge_f16_three") == 0) {
+                assert_int_equal(verdicts[i].kind, MLA_VERDICT_REJECTED);
+                assert_non_null(strstr(verdicts[i].reason, "f16"));
+            }
+            if (strcmp(verdicts[i].name, "merge_two") == 0)
+                assert_int_equal(verdicts[i].workspace_bytes, 4096 + 64);
+        }
+        assert_int_equal(n_chosen, f == 3 ? 0 : 1);
+    }
+    mla_context_destroy(ctx);
+}
+
+static void contexts_check_their_options(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = NULL;
+    mla_diag diag = {{0}};
+    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
+    options.ignore_environment = 1;
+    options.cpu_only = 1;
+    options.n_threads = -1;
+    assert_int_equal(mla_context_create(&options, &ctx, &diag), MLA_ERROR_ARGUMENT);
+    assert_non_null(strstr(diag.text, "n_threads"));
+    options.n_threads = 1025;
+    assert_int_equal(mla_context_create(&options, &ctx, &diag), MLA_ERROR_ARGUMENT);
+    options.n_threads = 3;
+    options.struct_size = 0;
+    assert_int_equal(mla_context_create(&options, &ctx, &diag), MLA_ERROR_VERSION);
+    assert_null(ctx);
+    options.struct_size = sizeof options;
+    ctx = make_context(&options);
+    assert_int_equal(mla_context_n_threads(ctx), 3);
+    mla_context_destroy(ctx);
+    mla_context_destroy(NULL);
+}
+
+int main(void)
+{
+    unsetenv("MLA_SOLUTION");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(call_beats_scope_beats_the_rest),
+        cmocka_unit_test(option_beats_environment),
+        cmocka_unit_test(full_names_concern_their_operator_and_beat_families),
+        cmocka_unit_test(scopes_nest_and_end),
+        cmocka_unit_test(unknown_names_list_what_exists),
+        cmocka_unit_test(a_forced_row_that_does_not_fit_is_an_error),
+        cmocka_unit_test(a_family_without_the_operator_is_an_error),
+        cmocka_unit_test(bad_rows_are_refused),
+        cmocka_unit_test(callers_rows_are_chosen_by_cost_and_replace_by_name),
+        cmocka_unit_test(ties_go_to_the_earlier_row),
+        cmocka_unit_test(a_row_gets_the_workspace_it_asked_for),
+        cmocka_unit_test(a_capacity_covers_rows_that_smaller_calls_choose),
+        cmocka_unit_test(contexts_with_other_features_stand_side_by_side),
+        cmocka_unit_test(families_cover_every_operator),
+        cmocka_unit_test(explain_tells_about_every_row),
+        cmocka_unit_test(contexts_check_their_options),
+    };
+    return cmocka_run_group_tests_name("selection", tests, NULL, NULL);
+}
