@@ -22,10 +22,11 @@
 double bench_dot_flop_per_cycle(void);
 
 typedef enum bench_unit {
-    BENCH_UNIT_FMA_C = 0, /* what the compiler makes of C for the base ISA */
-    BENCH_UNIT_FMA_AVX2, /* 256-bit FMA */
+    BENCH_UNIT_FMA_C = 0,  /* what the compiler makes of C for the base ISA */
+    BENCH_UNIT_FMA_AVX2,   /* 256-bit FMA */
     BENCH_UNIT_FMA_AVX512, /* 512-bit FMA */
     BENCH_UNIT_DOT_AVX512_BF16,
+    BENCH_UNIT_DOT_AMX_BF16, /* tiles */
     BENCH_UNIT_FMA_NEON,
     BENCH_UNIT_DOT_NEON_BF16,
     BENCH_UNIT_COUNT
@@ -41,7 +42,7 @@ bool bench_unit_available(bench_unit unit, uint64_t cpu_features);
 bench_unit bench_unit_for(const char *family, int32_t format, uint64_t cpu_features);
 
 typedef struct bench_rate {
-    double gflops; /* of all threads */
+    double gflops;         /* of all threads */
     double flop_per_cycle; /* of one thread */
     double clock_ghz;
 } bench_rate;
@@ -57,13 +58,15 @@ double bench_measure_memory(mla_context *ctx, const void *buffer, void *scratch,
 /* Microseconds of a monotonic clock. */
 double bench_now_us(void);
 
-/* ---- the ISA files ---------------------------------------------------------------------------- */
+/* ---- the ISA files ----------------------------------------------------------------------------
+ */
 
 /* Runs `rounds` rounds of independent multiply-adds; returns the FLOP done. */
 double bench_fma_c(int64_t rounds);
 double bench_fma_avx2(int64_t rounds);
 double bench_fma_avx512(int64_t rounds);
 double bench_dot_avx512_bf16(int64_t rounds);
+double bench_dot_amx_bf16(int64_t rounds);
 double bench_fma_neon(int64_t rounds);
 double bench_dot_neon_bf16(int64_t rounds);
 

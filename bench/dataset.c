@@ -1,6 +1,6 @@
 /*
- * Making the tensors of a bench row (dataset.h). Floats are filled in parallel chunks whose contents
- * depend on the chunk's number alone, so that any thread count gives the same data.
+ * Making the tensors of a bench row (dataset.h). Floats are filled in parallel chunks whose
+ * contents depend on the chunk's number alone, so that any thread count gives the same data.
  */
 #include "dataset.h"
 #include "formats.h"
@@ -50,7 +50,7 @@ int64_t bench_total_keys(const bench_dataset *data)
     return total;
 }
 
-/* ---- filling ------------------------------------------------------------------------------------- */
+/* ---- filling ------------------------------------------------------------------------------- */
 
 typedef struct fill_job {
     const mla_tensor *t;
@@ -123,8 +123,8 @@ static void fill_page_table(const bench_dataset *data, const mla_tensor *t)
     }
 }
 
-/* Slots of the call's rows: those of a gather are all keys in order, those of a write the last q_len
- * positions of each request. */
+/* Slots of the call's rows: those of a gather are all keys in order, those of a write the last
+ * q_len positions of each request. */
 static void fill_slots(const bench_dataset *data, const mla_tensor *t)
 {
     int32_t *slots = t->data;
@@ -192,7 +192,7 @@ static void fill_tensor(const bench_dataset *data, mla_context *ctx, const op_te
     }
 }
 
-/* ---- sets ---------------------------------------------------------------------------------------- */
+/* ---- sets ---------------------------------------------------------------------------------- */
 
 /* Visits every tensor of a call, the states of a merge included; stops when visit returns false. */
 static bool for_each_tensor(op_params *params, void *arg,
@@ -221,14 +221,17 @@ static bool add_bytes(void *arg, const op_tensor *spec, mla_tensor *t)
     return true;
 }
 
-uint64_t bench_set_bytes(const workload *w, const int64_t *lens)
+bool bench_set_bytes(const workload *w, const int64_t *lens, uint64_t *bytes)
 {
-    uint64_t bytes = 0;
     op_params *params = malloc(sizeof *params);
-    if (params != NULL && workload_params(w, lens, params))
-        for_each_tensor(params, &bytes, add_bytes);
+    bool good = params != NULL && workload_params(w, lens, params);
+    if (params == NULL)
+        cli_refuse("out of memory");
+    *bytes = 0;
+    if (good)
+        for_each_tensor(params, bytes, add_bytes);
     free(params);
-    return bytes;
+    return good;
 }
 
 static bool allocate_tensor(void *arg, const op_tensor *spec, mla_tensor *t)
@@ -319,7 +322,10 @@ bool bench_dataset_make(bench_dataset *data, mla_context *ctx, const workload *w
     for (int64_t i = 0; good && i < w->batch; i++)
         data->lens[i] = lens != NULL ? lens[i] : w->kv_len;
     good = good && order_pages(data, &fill.state);
-    data->set_bytes = good ? bench_set_bytes(w, data->lens) : 0;
+    if (good && !bench_set_bytes(w, data->lens, &data->set_bytes)) {
+        bench_dataset_free(data);
+        return false;
+    }
     for (int32_t s = 0; good && s < n_sets; s++) {
         bench_set *set = &data->sets[s];
         if (!workload_params(w, data->lens, &set->params)) {

@@ -20,7 +20,7 @@ typedef struct bench_set {
 
 typedef struct bench_dataset {
     workload w;
-    int64_t *lens; /* [batch] */
+    int64_t *lens;       /* [batch] */
     int64_t *first_page; /* [batch] position of the request's pages in page_order */
     int32_t *page_order; /* usable pages in the random order in which they were given out */
     int32_t n_sets;
@@ -30,8 +30,8 @@ typedef struct bench_dataset {
     void *workspace;
 } bench_dataset;
 
-/* Bytes of one set, by shapes. */
-uint64_t bench_set_bytes(const workload *w, const int64_t *lens);
+/* Bytes of one set, by shapes. False after a sentence when the numbers do not fit. */
+bool bench_set_bytes(const workload *w, const int64_t *lens, uint64_t *bytes);
 
 /*
  * Makes n_sets filled sets. lens (NULL = kv_len each) is copied. The work is spread over the

@@ -54,7 +54,7 @@ static double median(double *values, int64_t n)
     return n % 2 != 0 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-/* ---- preparation --------------------------------------------------------------------------------- */
+/* ---- preparation --------------------------------------------------------------------------- */
 
 /* Buffers that the memory ceiling reads or copies. */
 typedef struct ceiling_buffers {
@@ -139,7 +139,7 @@ static int32_t set_count(const bench_row *row, const bench_settings *settings)
     return n < BENCH_MAX_SETS ? (int32_t)n : BENCH_MAX_SETS;
 }
 
-/* ---- rounds -------------------------------------------------------------------------------------- */
+/* ---- rounds -------------------------------------------------------------------------------- */
 
 /* A peer beside the row. */
 typedef struct peer_run {
@@ -306,10 +306,11 @@ static bool measure_data(mla_context *ctx, bench_dataset *data, const bench_sett
         return false;
     row->verdict = bench_verify(data, ctx);
     if (!row->verdict.is_good) {
-        cli_refuse("%s is wrong here and is not timed: error %.3g over %.3g, LSE %.3g over %.3g in "
-                   "%lld sampled rows",
-                   row->solution, row->verdict.error, row->verdict.bound, row->verdict.lse_error,
-                   row->verdict.lse_bound, (long long)row->verdict.n_samples);
+        cli_refuse("%s is wrong here and is not timed: error %.3g over %.3g, worst row %.3g over "
+                   "%.3g, LSE %.3g over %.3g in %lld sampled rows",
+                   row->solution, row->verdict.error, row->verdict.bound, row->verdict.row_error,
+                   row->verdict.row_bound, row->verdict.lse_error, row->verdict.lse_bound,
+                   (long long)row->verdict.n_samples);
         return false;
     }
     row->work = bench_work_of(data);
@@ -343,10 +344,13 @@ bool bench_measure(mla_context *ctx, const workload *w, const int64_t *lens,
     row->is_cold = settings->is_cold;
     row->rounds = settings->rounds < MAX_ROUNDS ? settings->rounds : MAX_ROUNDS;
     row->threads = mla_context_n_threads(ctx);
-    row->set_bytes = bench_set_bytes(w, lens);
-    row->sets = set_count(row, settings);
-    if (row->set_bytes == 0)
+    if (!bench_set_bytes(w, lens, &row->set_bytes))
         return false;
+    if (row->set_bytes == 0) {
+        cli_refuse("%s of 0 tokens has nothing to measure", mla_op_name(w->op));
+        return false;
+    }
+    row->sets = set_count(row, settings);
     if ((double)row->sets * (double)row->set_bytes > 0.8 * (double)available_bytes()) {
         cli_refuse("%d times %.1f MB for the tensors is over 0.8 of the free memory",
                    (int)row->sets, (double)row->set_bytes * 1e-6);

@@ -4,8 +4,8 @@
  * A round measures the compute ceiling, the memory ceiling and then the work, so that all three see
  * the same clock, neighbours and heat. The memory ceiling reads (for operators that only move data:
  * copies) a buffer as large as the row's working set when warm, and one larger than the last-level
- * cache when cold. The floor is the longer of FLOP over the compute ceiling and bytes over the memory
- * ceiling; the share of the ceiling is floor over median.
+ * cache when cold. The floor is the longer of FLOP over the compute ceiling and bytes over the
+ * memory ceiling; the share of the ceiling is floor over median.
  */
 #ifndef MLA_BENCH_MEASURE_H
 #define MLA_BENCH_MEASURE_H
@@ -18,7 +18,7 @@ typedef struct bench_peer {
     const char *name;
     bool (*takes)(const bench_dataset *data);
     void *(*make)(const bench_dataset *data, mla_context *ctx); /* NULL = it cannot */
-    void (*run)(void *state); /* writes the outputs of set 0 */
+    void (*run)(void *state);                                   /* writes the outputs of set 0 */
     void (*destroy)(void *state);
 } bench_peer;
 
@@ -65,7 +65,7 @@ typedef struct bench_row {
     double share_of_ceiling;
     double clock_ghz;
     double unit_flop_per_cycle; /* of the row's unit, a thread */
-    double dot_flop_per_cycle; /* of VDPBF16PS; 0 where the processor has none */
+    double dot_flop_per_cycle;  /* of VDPBF16PS; 0 where the processor has none */
     bool is_disturbed;
     bench_peer_result peers[BENCH_MAX_PEERS];
     int32_t n_peers;

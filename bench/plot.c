@@ -1,10 +1,10 @@
 /*
  * The roofline picture of bench rows (report.h), as SVG that needs nothing else to be looked at.
  *
- * A point's height is its GFLOP/s, its place across the FLOP it does for each byte it must move. Each
- * row stands under the roof min(compute ceiling, intensity * memory ceiling) that was measured in
- * its own rounds; the drawn roofs are the compute units and memory rates that occur among the rows,
- * each at its median. Rows are numbered and listed beside the picture.
+ * A point's height is its GFLOP/s, its place across the FLOP it does for each byte it must move.
+ * Each row stands under the roof min(compute ceiling, intensity * memory ceiling) that was measured
+ * in its own rounds; the drawn roofs are the compute units and memory rates that occur among the
+ * rows, each at its median. Rows are numbered and listed beside the picture.
  */
 #include "cli.h"
 #include "report.h"

@@ -10,10 +10,11 @@ void bench_print_header(void);
 void bench_print_row(const bench_row *row);
 
 /* One line: op, solution, device, device_name, heads, kv_heads, batch, q_len, kv_len, lengths,
- * page_size, dtype, kv_dtype, causal, threads, cold, rounds, us_min, us_median, us_p95, gflops, gbps,
- * floor_us, ceiling_gflops, ceiling_gbps, share_of_ceiling, verified, commit, compiler and what a
- * reader needs to judge them: samples, sets, set_bytes, seed, error, ceiling, clock_ghz,
- * dot_flop_per_cycle, disturbed, peers (mla_peers only). lengths is null where every request has kv_len keys. */
+ * page_size, dtype, kv_dtype, causal, threads, cold, rounds, us_min, us_median, us_p95, gflops,
+ * gbps, floor_us, ceiling_gflops, ceiling_gbps, share_of_ceiling, verified, commit, compiler and
+ * what a reader needs to judge them: samples, sets, set_bytes, seed, error, ceiling, clock_ghz,
+ * dot_flop_per_cycle, disturbed, peers (mla_peers only). lengths is null where every request has
+ * kv_len keys. */
 int bench_print_json(const bench_row *row, const char *device_name, uint64_t seed);
 
 /*

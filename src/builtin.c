@@ -10,6 +10,7 @@
 
 static const mlai_family_rows families[] = {
 #if defined(MLAI_WITH_X86_FAMILIES)
+    {mlai_rows_amx_bf16, &mlai_n_rows_amx_bf16},
     {mlai_rows_avx512_bf16, &mlai_n_rows_avx512_bf16},
     {mlai_rows_avx512, &mlai_n_rows_avx512},
     {mlai_rows_avx2, &mlai_n_rows_avx2},

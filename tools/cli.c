@@ -13,11 +13,38 @@
 /* Long enough for a diag text with a file name around it. */
 #define SENTENCE_BYTES 1024
 
+/* Bytes of the UTF-8 character at text, 0 when it is none. Overlong forms and surrogates are none.
+ */
+static int utf8_length(const unsigned char *text)
+{
+    unsigned char lead = text[0];
+    int n = lead < 0x80   ? 1
+            : lead < 0xc2 ? 0
+            : lead < 0xe0 ? 2
+            : lead < 0xf0 ? 3
+            : lead < 0xf5 ? 4
+                          : 0;
+    for (int i = 1; i < n; i++) {
+        if ((text[i] & 0xc0) != 0x80)
+            return 0;
+    }
+    if ((lead == 0xe0 && text[1] < 0xa0) || (lead == 0xed && text[1] > 0x9f) ||
+        (lead == 0xf0 && text[1] < 0x90) || (lead == 0xf4 && text[1] > 0x8f))
+        return 0;
+    return n;
+}
+
+/* Sentences may quote names out of files: what is no text or moves a terminal's cursor becomes '?'.
+ */
 static void print_sentence(char *text)
 {
-    for (char *c = text; *c != '\0'; c++) {
-        if ((unsigned char)*c < 0x20 || *c == 0x7f)
-            *c = '?';
+    unsigned char *at = (unsigned char *)text;
+    while (*at != '\0') {
+        int n = utf8_length(at);
+        bool is_control = *at < 0x20 || *at == 0x7f || (*at == 0xc2 && n == 2 && at[1] < 0xa0);
+        if (n == 0 || is_control)
+            memset(at, '?', (size_t)(n > 0 ? n : 1));
+        at += n > 0 ? n : 1;
     }
     fprintf(stderr, "mla: %s\n", text);
 }
@@ -230,25 +257,4 @@ int cli_print_json(cJSON *object)
     printf("%s\n", text);
     cJSON_free(text);
     return CLI_OK;
-}
-
-void cli_cpu_name(char *text, size_t text_bytes)
-{
-    snprintf(text, text_bytes, "unknown");
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    if (file == NULL)
-        return;
-    char line[512];
-    while (fgets(line, sizeof line, file) != NULL) {
-        if (strncmp(line, "model name", 10) != 0)
-            continue;
-        char *value = strchr(line, ':');
-        if (value == NULL)
-            break;
-        value += 1 + strspn(value + 1, " \t");
-        value[strcspn(value, "\n")] = '\0';
-        snprintf(text, text_bytes, "%s", value);
-        break;
-    }
-    fclose(file);
 }

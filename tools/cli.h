@@ -33,7 +33,8 @@
 #define CLI_PRINTF
 #endif
 
-/* Prints "mla: <sentence>" on stderr, control characters as '?', and returns CLI_REFUSED. */
+/* Prints "mla: <sentence>" on stderr, with '?' for what is no UTF-8 or would
+ * move a terminal's cursor, and returns CLI_REFUSED. */
 int cli_refuse(const char *format, ...) CLI_PRINTF;
 
 /* The same for a status of the library: its sentence, or the status's own text when it is empty. */
@@ -61,8 +62,9 @@ bool cli_parse_int(const char *text, int64_t *out);
 bool cli_parse_double(const char *text, double *out);
 
 /*
- * A context for a command: n_threads 0 = all cores, solution NULL = none forced. Prints the sentence
- * and returns NULL on failure. Other devices than the CPU are looked for only when one is asked for.
+ * A context for a command: n_threads 0 = all cores, solution NULL = none forced. Prints the
+ * sentence and returns NULL on failure. Other devices than the CPU are looked for only when one is
+ * asked for.
  */
 mla_context *cli_context(int64_t n_threads, const char *solution);
 mla_context *cli_context_for(int32_t device_type, int64_t n_threads, const char *solution);
@@ -72,9 +74,6 @@ mla_context *cli_context_unforced(void);
 
 /* Prints the object as one line on stdout and deletes it. */
 int cli_print_json(cJSON *object);
-
-/* The processor's name as the system tells it, or "unknown". */
-void cli_cpu_name(char *text, size_t text_bytes);
 
 /* Commands, one a file. */
 int mla_tool_generate(int argc, char **argv);

@@ -4,9 +4,9 @@
  *   mla bench decode|prefill|extend|merge|write|gather|rope|rope_write|absorb|project|pack|all
  *
  * An option of the problem may list several values (--heads 16,128); every combination is a row.
- * "all" is the set of rows that docs/performance-cpu.md keeps. A row that does not verify is not
- * timed: the sentence on stderr says by how much it is off, the other rows go on and the exit
- * status is 1. bench/measure.h says how a row is timed.
+ * "all" is a set of rows that covers every operator at sizes that matter. A row that does not
+ * verify is not timed: the sentence on stderr says by how much it is off, the other rows go on and
+ * the exit status is 1. bench/measure.h says how a row is timed.
  */
 #include "mla_bench.h"
 #include "cli.h"
@@ -42,14 +42,14 @@ typedef struct bench_command {
     int64_t *lens; /* from --lengths, or NULL */
     int64_t n_lens;
     bench_settings settings;
-    char device_name[128];
+    mla_device_info device;
     mla_context *ctx;
     bench_row *rows;
     int32_t n_rows;
     int32_t n_failed;
 } bench_command;
 
-/* ---- lengths ------------------------------------------------------------------------------------- */
+/* ---- lengths ------------------------------------------------------------------------------- */
 
 /* loguniform:LOW:HIGH[:SEED]: as many lengths as the batch, log-uniform between the two. */
 static bool draw_lengths(bench_command *c, const char *text, int64_t batch)
@@ -140,7 +140,7 @@ static bool read_lengths(bench_command *c, int64_t batch)
     return good;
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------- */
+/* ---- rows ---------------------------------------------------------------------------------- */
 
 static int run_row(bench_command *c, workload w, const int64_t *lens)
 {
@@ -160,7 +160,7 @@ static int run_row(bench_command *c, workload w, const int64_t *lens)
     c->n_rows++;
     int code = CLI_OK;
     if (c->as_json) {
-        code = bench_print_json(row, c->device_name, c->settings.seed);
+        code = bench_print_json(row, c->device.name, c->settings.seed);
     } else {
         if (c->n_rows == 1)
             bench_print_header();
@@ -208,7 +208,7 @@ typedef struct suite_row {
     bool is_cold;
 } suite_row;
 
-/* The rows of docs/performance-cpu.md. kv_len 0 = as many as q_len. */
+/* The rows of "all". kv_len 0 = as many as q_len. */
 static const suite_row suite[] = {
     {MLA_OP_DECODE, 128, 1, 1, 4096, MLA_FORMAT_BF16, MLA_FORMAT_BF16, false},
     {MLA_OP_DECODE, 128, 1, 1, 16384, MLA_FORMAT_BF16, MLA_FORMAT_BF16, false},
@@ -256,7 +256,7 @@ static int run_suite(bench_command *c)
     return CLI_OK;
 }
 
-/* ---- the command --------------------------------------------------------------------------------- */
+/* ---- the command --------------------------------------------------------------------------- */
 
 static void print_help(void)
 {
@@ -401,13 +401,14 @@ static int run_bench(bench_command *c, int32_t op)
         free(c->rows);
         return CLI_REFUSED;
     }
-    cli_cpu_name(c->device_name, sizeof c->device_name);
+    c->device = (mla_device_info)MLA_DEVICE_INFO_INIT;
+    mla_context_describe_device(c->ctx, MLA_DEVICE_CPU, 0, &c->device, NULL);
     int code = op == MLA_OP_NONE ? run_suite(c) : run_combinations(c, workload_default(op), 0);
     if (code == CLI_OK && c->n_failed > 0)
         code = CLI_FAILED;
     tell_disturbance(c);
     if (c->plot != NULL && c->n_rows > 0 && code != CLI_REFUSED &&
-        !bench_plot(c->plot, c->rows, c->n_rows, c->device_name))
+        !bench_plot(c->plot, c->rows, c->n_rows, c->device.name))
         code = CLI_REFUSED;
     free(c->rows);
     mla_context_destroy(c->ctx);

@@ -1,5 +1,6 @@
 /*
- * `mla bench` as a function, so that mla_peers (bench/peers/) can run it with peers beside each row.
+ * `mla bench` as a function, so that mla_peers (bench/peers/) can run it with peers beside each
+ * row.
  */
 #ifndef MLA_TOOLS_MLA_BENCH_H
 #define MLA_TOOLS_MLA_BENCH_H

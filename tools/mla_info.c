@@ -26,7 +26,7 @@ static const feature features[] = {
 #define MAX_DEVICES 64
 
 typedef struct machine {
-    char cpu[128];
+    mla_device_info cpu;
     uint64_t cpu_features;
     int32_t threads;
     long cores;
@@ -45,7 +45,8 @@ static long positive(long value)
 
 static void look(const mla_context *ctx, machine *m)
 {
-    cli_cpu_name(m->cpu, sizeof m->cpu);
+    m->cpu = (mla_device_info)MLA_DEVICE_INFO_INIT;
+    mla_context_describe_device(ctx, MLA_DEVICE_CPU, 0, &m->cpu, NULL);
     m->cpu_features = mla_context_cpu_features(ctx);
     m->threads = mla_context_n_threads(ctx);
     m->cores = positive(sysconf(_SC_NPROCESSORS_ONLN));
@@ -74,8 +75,8 @@ static void add_devices(cJSON *devices, const machine *m)
 {
     cJSON *cpu = cJSON_CreateObject();
     cJSON_AddStringToObject(cpu, "device", "cpu");
-    cJSON_AddStringToObject(cpu, "name", m->cpu);
-    cJSON_AddNumberToObject(cpu, "processors", m->threads);
+    cJSON_AddStringToObject(cpu, "name", m->cpu.name);
+    cJSON_AddNumberToObject(cpu, "processors", m->cpu.n_processors);
     cJSON_AddItemToArray(devices, cpu);
     for (int32_t i = 0; i < m->n_cuda && i < MAX_DEVICES; i++) {
         char text[24];
@@ -98,7 +99,7 @@ static int print_json(const machine *m)
     cJSON_AddStringToObject(root, "version", mla_version_string());
     cJSON_AddStringToObject(root, "commit", MLA_BUILD_COMMIT);
     cJSON_AddStringToObject(root, "compiler", MLA_BUILD_COMPILER);
-    cJSON_AddStringToObject(root, "cpu", m->cpu);
+    cJSON_AddStringToObject(root, "cpu", m->cpu.name);
     cJSON *list = cJSON_AddArrayToObject(root, "cpu_features");
     for (size_t i = 0; i < N_FEATURES; i++) {
         if (m->cpu_features & features[i].bit)
@@ -123,7 +124,7 @@ static int print_text(const machine *m)
     const char *forced = getenv("MLA_SOLUTION");
     printf("libmla        %s, commit %s, %s\n", mla_version_string(), MLA_BUILD_COMMIT,
            MLA_BUILD_COMPILER);
-    printf("processor     %s\n", m->cpu);
+    printf("processor     %s\n", m->cpu.name);
     printf("features     ");
     for (size_t i = 0; i < N_FEATURES; i++) {
         if (m->cpu_features & features[i].bit)

@@ -50,7 +50,7 @@ static int print_result(const runner *r, double seconds)
 
 /* What is computed and written. */
 typedef struct outputs {
-    float *logits; /* [tokens, vocab] */
+    float *logits;    /* [tokens, vocab] */
     int32_t *experts; /* [expert layers, tokens, k], or NULL */
     int64_t n_tokens;
     int64_t k;

@@ -2,12 +2,12 @@
  * mla why OP: which solution a problem gets, and why not the others.
  *
  * One verdict for each row of the operator and device: chosen, accepted (costs more, or another one
- * is forced) or rejected with its reason. The problem is made by the operator's own mla_<op>_problem
- * from shapes, so that the answer is the one that a call would get. For extend, the two ways to
- * attend a cached prefix are set side by side, each as the sum of the costs of its steps:
- *   absorbed: absorb the queries, extend over the cache, project the values
- *   expanded: gather the prefix, expand it (kv_b_proj), pack keys, attend it, attend the new tokens
- *             causally, merge the two states
+ * is forced) or rejected with its reason. The problem is made by the operator's own
+ * mla_<op>_problem from shapes, so that the answer is the one that a call would get. For extend,
+ * the two ways to attend a cached prefix are set side by side, each as the sum of the costs of its
+ * steps: absorbed: absorb the queries, extend over the cache, project the values expanded: gather
+ * the prefix, expand it (kv_b_proj), pack keys, attend it, attend the new tokens causally, merge
+ * the two states
  */
 #include "cli.h"
 #include "op_table.h"
@@ -56,7 +56,8 @@ static mla_status explain(const mla_context *ctx, const mla_problem *problem, co
     return mla_explain(ctx, problem, solution, *verdicts, n, diag);
 }
 
-/* ---- absorbed or expanded prefix --------------------------------------------------------------- */
+/* ---- absorbed or expanded prefix ---------------------------------------------------------------
+ */
 
 #define MAX_STEPS 6
 
@@ -170,7 +171,8 @@ static void add_steps(cJSON *root, const char *way, const step *steps, int32_t n
     }
 }
 
-/* ---- output ------------------------------------------------------------------------------------ */
+/* ---- output ------------------------------------------------------------------------------------
+ */
 
 static void print_text(const workload *w, const mla_problem *p, const mla_verdict *verdicts,
                        int32_t n)

@@ -29,7 +29,8 @@ void op_file_close(op_file *file)
     mlai_st_close(file->reader);
 }
 
-/* ---- metadata ---------------------------------------------------------------------------------- */
+/* ---- metadata ----------------------------------------------------------------------------------
+ */
 
 /* Keys that every operator takes, beside its scalars and "<tensor>_format". The dims among them
  * follow from the shapes where the operator has no such parameter. */
@@ -127,7 +128,8 @@ static bool read_scalars(op_file *file)
     return true;
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------- */
+/* ---- tensors -----------------------------------------------------------------------------------
+ */
 
 /* Parameters that hold i32 and no other index format. */
 static bool is_i32_parameter(const char *name)
@@ -142,8 +144,9 @@ static bool is_i32_parameter(const char *name)
 }
 
 /*
- * The format of a tensor's bytes. Most dtypes say it themselves. Files made by tools without bf16 or
- * fp8 dtypes carry the bits as U16 or U8 and name the format in the metadata key <tensor>_format.
+ * The format of a tensor's bytes. Most dtypes say it themselves. Files made by tools without bf16
+ * or fp8 dtypes carry the bits as U16 or U8 and name the format in the metadata key
+ * <tensor>_format.
  */
 static bool format_of(const op_file *file, const mlai_st_tensor *stored, int32_t *format)
 {
@@ -312,7 +315,8 @@ static bool bind_tensors(op_file *file)
     return false;
 }
 
-/* ---- dims and pages ---------------------------------------------------------------------------- */
+/* ---- dims and pages ----------------------------------------------------------------------------
+ */
 
 /* The caches are [pages, page_size, width] or flat rows, [rows, width] or [rows, 1, width], with
  * page_size in the metadata. */
@@ -368,8 +372,9 @@ static int64_t width_of(const mla_tensor *t)
 }
 
 /*
- * kv_lora_rank and qk_rope_head_dim, where the metadata leaves them out: from tensors that are split
- * into latent and rope, from ds656 rows, or one of the two from the other and the joint width.
+ * kv_lora_rank and qk_rope_head_dim, where the metadata leaves them out: from tensors that are
+ * split into latent and rope, from ds656 rows, or one of the two from the other and the joint
+ * width.
  */
 static bool fill_dims(const op_file *file, const mla_tensor *joint, const mla_tensor *rope,
                       const mla_tensor *cache, const mla_tensor *cache_rope, int32_t *rank,

@@ -2,9 +2,9 @@
  * A safetensors file as the parameters of one operator, for `mla op`.
  *
  * Tensors bind by the operator's parameter names, scalars by metadata keys; dims that the shapes
- * imply are filled in. Files come from strangers: safetensors.h checks offsets and sizes, the binding
- * checks dtypes, ranks and names, the operator checks the rest. Functions print the sentence and
- * return false or NULL when they refuse.
+ * imply are filled in. Files come from strangers: safetensors.h checks offsets and sizes, the
+ * binding checks dtypes, ranks and names, the operator checks the rest. Functions print the
+ * sentence and return false or NULL when they refuse.
  */
 #ifndef MLA_TOOLS_OP_FILE_H
 #define MLA_TOOLS_OP_FILE_H

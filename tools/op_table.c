@@ -249,7 +249,7 @@ void op_init(const op_row *row, op_params *params)
     row->init(params);
 }
 
-/* ---- outputs --------------------------------------------------------------------------------- */
+/* ---- outputs ------------------------------------------------------------------------------- */
 
 /* A tensor of like's shape whose last extent is `last`. */
 static mla_tensor shaped_like(const mla_tensor *like, int32_t format, int64_t last)

@@ -34,9 +34,9 @@ typedef struct op_params {
 } op_params;
 
 typedef enum op_role {
-    OP_IN, /* required input */
+    OP_IN,     /* required input */
     OP_IN_OPT, /* optional input */
-    OP_INOUT, /* input that the operator writes */
+    OP_INOUT,  /* input that the operator writes */
     OP_INOUT_OPT,
     OP_OUT
 } op_role;

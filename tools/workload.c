@@ -131,7 +131,8 @@ bool workload_set(workload *w, int option, const char *text)
     }
 }
 
-/* ---- shapes ------------------------------------------------------------------------------------ */
+/* ---- shapes ------------------------------------------------------------------------------------
+ */
 
 static int64_t length_of(const workload *w, const int64_t *lens, int64_t request)
 {

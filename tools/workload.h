@@ -16,17 +16,17 @@ typedef struct workload {
     int32_t op; /* mla_op */
     int32_t device_type;
     int32_t device_index;
-    int64_t heads; /* H */
+    int64_t heads;    /* H */
     int64_t kv_heads; /* Hk of prefill */
-    int64_t batch; /* B */
-    int64_t q_len; /* query tokens of each request */
-    int64_t kv_len; /* keys of each request; the longest when lengths differ */
+    int64_t batch;    /* B */
+    int64_t q_len;    /* query tokens of each request */
+    int64_t kv_len;   /* keys of each request; the longest when lengths differ */
     int64_t page_size;
-    int64_t rank; /* R */
+    int64_t rank;     /* R */
     int64_t rope_dim; /* P */
     int64_t nope_dim; /* N */
-    int64_t v_dim; /* V */
-    int32_t dtype; /* of queries, sources, outputs */
+    int64_t v_dim;    /* V */
+    int32_t dtype;    /* of queries, sources, outputs */
     int32_t kv_dtype; /* of the cache, or of k and v */
     bool is_causal;
     bool has_lse;
@@ -44,7 +44,8 @@ int64_t workload_pages(const workload *w, const int64_t *lens);
 
 /*
  * Shapes of the call. lens are the requests' key counts, or NULL for kv_len each; total rows of k
- * and v, or of a gather, are their sum. Prints a sentence and returns false when numbers do not fit.
+ * and v, or of a gather, are their sum. Prints a sentence and returns false when numbers do not
+ * fit.
  */
 bool workload_params(const workload *w, const int64_t *lens, op_params *params);
 

@@ -3,11 +3,12 @@
  *
  * Keys are walked in blocks of 128. A block is packed once for all heads: K transposed in pairs,
  * [D / 2][128][2], and V with two rows interleaved, [64][R][2], which is how libxsmm wants the left
- * factor of a bf16 product. Then S [H, 128] = q x K^T, a softmax with running maximum, O [H, R] += P x V
- * with f32 sums; O is rescaled only for heads whose maximum grew. The blocks of a request are spread over
- * the context's threads and the partial results merged at the end.
+ * factor of a bf16 product. Then S [H, 128] = q x K^T, a softmax with running maximum, O [H, R] +=
+ * P x V with f32 sums; O is rescaled only for heads whose maximum grew. The blocks of a request are
+ * spread over the context's threads and the partial results merged at the end.
  *
- *   column-major, as libxsmm sees it:  S(128 x H) = Kp(128 x D) q(D x H),  O(R x H) += Vp(R x 128) P(128 x H)
+ *   column-major, as libxsmm sees it:  S(128 x H) = Kp(128 x D) q(D x H),  O(R x H) += Vp(R x 128)
+ * P(128 x H)
  */
 #include "peers.h"
 #include <libxsmm.h>
@@ -19,13 +20,13 @@
 #define MAX_TASKS 256
 
 typedef struct xsmm_scratch {
-    uint16_t *keys; /* packed K */
-    uint16_t *values; /* packed V */
-    float *scores; /* [H, BLOCK] */
+    uint16_t *keys;    /* packed K */
+    uint16_t *values;  /* packed V */
+    float *scores;     /* [H, BLOCK] */
     uint16_t *weights; /* [H, BLOCK] */
-    float *out; /* [H, R] */
-    float *max; /* [H] */
-    float *sum; /* [H] */
+    float *out;        /* [H, R] */
+    float *max;        /* [H] */
+    float *sum;        /* [H] */
 } xsmm_scratch;
 
 typedef struct xsmm_state {

@@ -15,6 +15,6 @@ int main(int argc, char **argv)
 #ifdef BENCH_WITH_LIBXSMM
         &bench_peer_libxsmm,
 #endif
-    };
-    return mla_bench_run(argc, argv, peers, sizeof peers / sizeof *peers);
+        NULL};
+    return mla_bench_run(argc, argv, peers, sizeof peers / sizeof *peers - 1);
 }

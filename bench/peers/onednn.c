@@ -2,8 +2,8 @@
  * Peer: oneDNN's matmul primitives around a softmax (peers.h).
  *
  * For each request one primitive S f32 [H, len] = q bf16 [H, D] x K^T (K's memory seen with strides
- * (1, D)) and one O f32 [H, R] = P bf16 [H, len] x V (the first R columns of K). oneDNN runs on OpenMP's
- * threads, and so does the softmax between.
+ * (1, D)) and one O f32 [H, R] = P bf16 [H, len] x V (the first R columns of K). oneDNN runs on
+ * OpenMP's threads, and so does the softmax between.
  */
 #include "peers.h"
 #include <omp.h>
@@ -22,11 +22,11 @@ typedef struct onednn_state {
     dnnl_stream_t stream;
     uint16_t *keys;
     const uint16_t **requests;
-    float *scores; /* [H, longest] */
-    uint16_t *weights; /* bf16 [H, longest] */
-    float *sums; /* [H] */
-    float *out; /* [H, R] */
-    product *scoring; /* [batch] */
+    float *scores;      /* [H, longest] */
+    uint16_t *weights;  /* bf16 [H, longest] */
+    float *sums;        /* [H] */
+    float *out;         /* [H, R] */
+    product *scoring;   /* [batch] */
     product *weighting; /* [batch] */
 } onednn_state;
 

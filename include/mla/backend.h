@@ -5,8 +5,8 @@
  * One forward pass, for each step of an engine:
  *   1. mla_backend_init_forward_metadata once (or the graph twin in a captured step);
  *   2. for each layer, the engine projects, rotates and writes the cache (mla_rope_write_kv), then
- *      calls mla_backend_forward_decode on absorbed queries, or mla_backend_forward_extend_chunked on
- *      expanded q, k, v: once causally over the new tokens, once for each prefix window, merged with
+ *      calls mla_backend_forward_decode on absorbed queries, or mla_backend_forward_extend_chunked
+ * on expanded q, k, v: once causally over the new tokens, once for each prefix window, merged with
  *      mla_merge_state.
  * Token order of a mixed batch: the first num_extends requests are extends, request-major, then the
  * decodes with S tokens each. seq_lens count the step's own tokens.
@@ -41,31 +41,33 @@ typedef struct mla_config {
     int32_t device_type;
     int32_t device_index;
     int32_t num_attention_heads; /* of the model */
-    int32_t attn_tp_size;        /* divides them; local heads H = num_attention_heads / attn_tp_size */
-    int32_t kv_lora_rank;        /* R */
-    int32_t qk_nope_head_dim;    /* N */
-    int32_t qk_rope_head_dim;    /* P */
-    int32_t v_head_dim;          /* V */
+    int32_t attn_tp_size;     /* divides them; local heads H = num_attention_heads / attn_tp_size */
+    int32_t kv_lora_rank;     /* R */
+    int32_t qk_nope_head_dim; /* N */
+    int32_t qk_rope_head_dim; /* P */
+    int32_t v_head_dim;       /* V */
     int32_t page_size;
-    int64_t context_len;         /* tokens; page tables have ceil(context_len / page_size) columns */
-    int32_t q_format;            /* f32 bf16 f16 */
-    int32_t kv_format;           /* f32 bf16 f16 e4m3 e5m2 ds656 */
-    float softmax_scale;         /* (N + P)^-0.5 times the model's m^2, see mla_softmax_scale */
+    int64_t context_len; /* tokens; page tables have ceil(context_len / page_size) columns */
+    int32_t q_format;    /* f32 bf16 f16 */
+    int32_t kv_format;   /* f32 bf16 f16 e4m3 e5m2 ds656 */
+    float softmax_scale; /* (N + P)^-0.5 times the model's m^2, see mla_softmax_scale */
     int32_t is_draft;
     int32_t speculative_num_draft_tokens; /* S >= 1; 1 = no speculation */
-    int32_t decode_query;        /* mla_decode_query */
-    int32_t kv_cache_quant_method; /* mla_quant_method */
-    int32_t max_bs;              /* requests in one forward */
-    int64_t max_tokens;          /* tokens in one forward (extends and decodes); 0 = max_bs * S */
-    int64_t chunk_capacity;      /* tokens of one prefix window over the batch; 0 = 32768 */
-    const char *solution;        /* forced solutions for all of the backend's calls, or NULL; copied */
+    int32_t decode_query;                 /* mla_decode_query */
+    int32_t kv_cache_quant_method;        /* mla_quant_method */
+    int32_t max_bs;                       /* requests in one forward */
+    int64_t max_tokens;     /* tokens in one forward (extends and decodes); 0 = max_bs * S */
+    int64_t chunk_capacity; /* tokens of one prefix window over the batch; 0 = 32768 */
+    const char *solution;   /* forced solutions for all of the backend's calls, or NULL; copied */
 } mla_config;
 
 #define MLA_CONFIG_INIT                                                                            \
-    {.struct_size = sizeof(mla_config), .device_type = MLA_DEVICE_CPU, .attn_tp_size = 1,          \
-     .page_size = 64, .speculative_num_draft_tokens = 1, .max_bs = 160}
+    {                                                                                              \
+        .struct_size = sizeof(mla_config), .device_type = MLA_DEVICE_CPU, .attn_tp_size = 1,       \
+        .page_size = 64, .speculative_num_draft_tokens = 1, .max_bs = 160                          \
+    }
 
-/* ---- modes and metadata ----------------------------------------------------------------------- */
+/* ---- modes and metadata ---------------------------------------------------------------------- */
 
 /* Values are the seed's. */
 typedef enum mla_forward_mode {
@@ -84,15 +86,19 @@ typedef struct mla_forward_batch {
     mla_tensor req_pool_indices; /* i32 or i64 [>= bs]: rows of req_to_page */
     mla_tensor seq_lens;         /* i32 [>= bs]; aliased */
     mla_tensor req_to_page;      /* i32 [rows, M] */
-    /* EXTEND and MIXED only: new tokens and tokens already cached, [>= E], with their host twins. */
-    mla_tensor extend_seq_lens;        /* i32 */
-    mla_tensor extend_prefix_lens;     /* i32 */
-    mla_tensor extend_seq_lens_cpu;    /* i32 on the host; absent on a CPU backend = the one above */
+    /* EXTEND and MIXED only: new tokens and tokens already cached, [>= E], with their host twins.
+     */
+    mla_tensor extend_seq_lens;     /* i32 */
+    mla_tensor extend_prefix_lens;  /* i32 */
+    mla_tensor extend_seq_lens_cpu; /* i32 on the host; absent on a CPU backend = the one above */
     mla_tensor extend_prefix_lens_cpu; /* likewise */
     void *stream;
 } mla_forward_batch;
 
-#define MLA_FORWARD_BATCH_INIT {.struct_size = sizeof(mla_forward_batch)}
+#define MLA_FORWARD_BATCH_INIT                                                                     \
+    {                                                                                              \
+        .struct_size = sizeof(mla_forward_batch)                                                   \
+    }
 
 /*
  * What the extends of a forward share. Borrowed: valid until the next init. Prefix window w covers
@@ -100,21 +106,21 @@ typedef struct mla_forward_batch {
  */
 typedef struct mla_prefill_metadata {
     uint32_t struct_size;
-    int32_t num_extends;         /* E */
-    mla_tensor seq_lens;             /* i32 [E], aliased */
-    mla_tensor req_pool_indices;     /* [E], aliased */
-    mla_tensor extend_prefix_lens;   /* i32 [E], aliased */
-    mla_tensor extend_seq_lens;      /* i32 [E], aliased */
-    mla_tensor cum_extend_seq_lens;  /* i32 [E + 1] */
+    int32_t num_extends;                /* E */
+    mla_tensor seq_lens;                /* i32 [E], aliased */
+    mla_tensor req_pool_indices;        /* [E], aliased */
+    mla_tensor extend_prefix_lens;      /* i32 [E], aliased */
+    mla_tensor extend_seq_lens;         /* i32 [E], aliased */
+    mla_tensor cum_extend_seq_lens;     /* i32 [E + 1] */
     const int32_t *extend_seq_lens_cpu; /* [E] */
     int32_t max_extend_seq_len;
     int32_t max_extend_prefix_len;
-    int32_t chunked_loop_num;        /* K: number of windows; 0 without a prefix */
+    int32_t chunked_loop_num; /* K: number of windows; 0 without a prefix */
     int32_t reserved0;
     const mla_tensor *chunk_kv_indices_list; /* [K]: slots i32 or i64 [tokens of the window] */
-    mla_tensor chunked_seq_len;      /* i32 [K, E] */
-    mla_tensor cu_chunked_seq_len;   /* i32 [K, E + 1] */
-    const int32_t *max_chunk_len_per_loop; /* [K] */
+    mla_tensor chunked_seq_len;              /* i32 [K, E] */
+    mla_tensor cu_chunked_seq_len;           /* i32 [K, E + 1] */
+    const int32_t *max_chunk_len_per_loop;   /* [K] */
 } mla_prefill_metadata;
 
 /* What the decodes of a forward share. Borrowed: valid until the next init. */
@@ -125,7 +131,7 @@ typedef struct mla_decode_metadata {
     mla_tensor seq_lens;   /* i32 [bs], aliased; seq_lens_k elsewhere */
 } mla_decode_metadata;
 
-/* ---- forward arguments ------------------------------------------------------------------------ */
+/* ---- forward arguments ----------------------------------------------------------------------- */
 
 /* An attention layer as the engine sees it. */
 typedef struct mla_layer {
@@ -136,60 +142,71 @@ typedef struct mla_layer {
     float k_scale;       /* 0 = 1 */
 } mla_layer;
 
-#define MLA_LAYER_INIT {.struct_size = sizeof(mla_layer)}
+#define MLA_LAYER_INIT                                                                             \
+    {                                                                                              \
+        .struct_size = sizeof(mla_layer)                                                           \
+    }
 
 typedef struct mla_forward_decode_args {
     uint32_t struct_size;
-    int32_t bs;              /* decode requests in this call: the metadata's rows from num_extends on */
-    int32_t save_kv_cache;   /* 1 = write k first; 0 = the engine has written it */
-    int32_t is_non_causal;   /* block drafts: every token sees the whole length */
-    mla_tensor q;            /* absorbed [T, H, D], T = bs * q_len; or [T, H, R] with q_rope */
-    mla_tensor q_rope;       /* optional [T, H, P] */
-    mla_tensor k;            /* with save_kv_cache: rows [T, D] or [T, 1, D]: latent | rotated rope */
+    int32_t bs; /* decode requests in this call: the metadata's rows from num_extends on */
+    int32_t save_kv_cache; /* 1 = write k first; 0 = the engine has written it */
+    int32_t is_non_causal; /* block drafts: every token sees the whole length */
+    mla_tensor q;          /* absorbed [T, H, D], T = bs * q_len; or [T, H, R] with q_rope */
+    mla_tensor q_rope;     /* optional [T, H, P] */
+    mla_tensor k;          /* with save_kv_cache: rows [T, D] or [T, 1, D]: latent | rotated rope */
     mla_tensor out_cache_loc; /* with save_kv_cache: slots i32 or i64 [T] */
-    mla_tensor mask;         /* optional, with is_non_causal: see mla_decode_params */
-    mla_tensor out;          /* [T, H, R] or [T, H * R] */
-    mla_tensor lse;          /* optional f32 [T, H] */
+    mla_tensor mask;          /* optional, with is_non_causal: see mla_decode_params */
+    mla_tensor out;           /* [T, H, R] or [T, H * R] */
+    mla_tensor lse;           /* optional f32 [T, H] */
     void *stream;
 } mla_forward_decode_args;
 
 #define MLA_FORWARD_DECODE_ARGS_INIT                                                               \
-    {.struct_size = sizeof(mla_forward_decode_args), .save_kv_cache = 1}
+    {                                                                                              \
+        .struct_size = sizeof(mla_forward_decode_args), .save_kv_cache = 1                         \
+    }
 
 typedef struct mla_forward_extend_args {
     uint32_t struct_size;
     int32_t save_kv_cache; /* must be 0: rows cannot be made from expanded k and v */
-    mla_tensor q;   /* [T, H, L] */
-    mla_tensor k;   /* [T, Hk, L] */
-    mla_tensor v;   /* [T, Hk, V] */
-    mla_tensor out; /* [T, H, V] or [T, H * V] */
+    mla_tensor q;          /* [T, H, L] */
+    mla_tensor k;          /* [T, Hk, L] */
+    mla_tensor v;          /* [T, Hk, V] */
+    mla_tensor out;        /* [T, H, V] or [T, H * V] */
     void *stream;
 } mla_forward_extend_args;
 
-#define MLA_FORWARD_EXTEND_ARGS_INIT {.struct_size = sizeof(mla_forward_extend_args)}
+#define MLA_FORWARD_EXTEND_ARGS_INIT                                                               \
+    {                                                                                              \
+        .struct_size = sizeof(mla_forward_extend_args)                                             \
+    }
 
 /* Explicit lengths, since one call serves the causal pass and every prefix window. */
 typedef struct mla_forward_extend_chunked_args {
     uint32_t struct_size;
-    int32_t is_causal;     /* 1: the pass over the new tokens, which is recorded; 0: a window */
-    float softmax_scale;   /* 0 = the configuration's */
-    float logit_cap;       /* 0 = off */
-    int32_t max_q_len;     /* host maxima */
+    int32_t is_causal;   /* 1: the pass over the new tokens, which is recorded; 0: a window */
+    float softmax_scale; /* 0 = the configuration's */
+    float logit_cap;     /* 0 = off */
+    int32_t max_q_len;   /* host maxima */
     int32_t max_kv_len;
-    mla_tensor q;          /* [Tq, H, L]; e4m3 q: k and v are cast to e4m3 (saturating) */
-    mla_tensor k;          /* [Tkv, H, L] */
-    mla_tensor v;          /* [Tkv, H, V] */
+    mla_tensor q;               /* [Tq, H, L]; e4m3 q: k and v are cast to e4m3 (saturating) */
+    mla_tensor k;               /* [Tkv, H, L] */
+    mla_tensor v;               /* [Tkv, H, V] */
     mla_tensor cum_seq_lens_q;  /* i32 [E + 1] */
     mla_tensor cum_seq_lens_kv; /* i32 [E + 1] */
-    mla_tensor out;        /* [Tq, H, V] */
-    mla_tensor lse;        /* f32 [Tq, H] */
+    mla_tensor out;             /* [Tq, H, V] */
+    mla_tensor lse;             /* f32 [Tq, H] */
     void *stream;
 } mla_forward_extend_chunked_args;
 
 #define MLA_FORWARD_EXTEND_CHUNKED_ARGS_INIT                                                       \
-    {.struct_size = sizeof(mla_forward_extend_chunked_args), .is_causal = 1}
+    {                                                                                              \
+        .struct_size = sizeof(mla_forward_extend_chunked_args), .is_causal = 1                     \
+    }
 
-/* Called when a layer's cache rows have been enqueued for writing (transfer engines wait for it). */
+/* Called when a layer's cache rows have been enqueued for writing (transfer engines wait for it).
+ */
 typedef void (*mla_record_step)(void *user, void *stream);
 
 #ifdef __cplusplus
@@ -210,10 +227,10 @@ MLA_API float mla_softmax_scale(int32_t qk_nope_head_dim, int32_t qk_rope_head_d
                                 float mscale_all_dim);
 
 /*
- * Makes a backend; every field is checked, the sentence names it. ctx must outlive it. All memory for
- * decode metadata and workspace is allocated here, from max_bs, max_tokens, context_len. Errors:
- * MLA_ERROR_ARGUMENT, MLA_ERROR_FORMAT, MLA_ERROR_UNSUPPORTED (per_token_head, no solution),
- * MLA_ERROR_NOT_FOUND (solution), MLA_ERROR_OUT_OF_MEMORY, MLA_ERROR_VERSION.
+ * Makes a backend; every field is checked, the sentence names it. ctx must outlive it. All memory
+ * for decode metadata and workspace is allocated here, from max_bs, max_tokens, context_len.
+ * Errors: MLA_ERROR_ARGUMENT, MLA_ERROR_FORMAT, MLA_ERROR_UNSUPPORTED (per_token_head, no
+ * solution), MLA_ERROR_NOT_FOUND (solution), MLA_ERROR_OUT_OF_MEMORY, MLA_ERROR_VERSION.
  */
 MLA_API mla_status mla_backend_create(mla_context *ctx, const mla_config *config, mla_backend **out,
                                       mla_diag *diag);
@@ -296,9 +313,9 @@ MLA_API mla_status mla_backend_forward_extend_chunked(mla_backend *backend,
 
 /*
  * The seed's dispatch: DECODE goes to forward_decode (with `decode`), every other mode to
- * forward_extend (with `extend`); the unused one may be NULL. The step is recorded for modes other than DECODE and IDLE,
- * or as record_kv_cache says (-1 = by mode, 0, 1): before the attention where the cache was already
- * written, after it where save_kv_cache writes it.
+ * forward_extend (with `extend`); the unused one may be NULL. The step is recorded for modes other
+ * than DECODE and IDLE, or as record_kv_cache says (-1 = by mode, 0, 1): before the attention where
+ * the cache was already written, after it where save_kv_cache writes it.
  */
 MLA_API mla_status mla_backend_forward(mla_backend *backend, int32_t forward_mode,
                                        int32_t record_kv_cache, const mla_layer *layer,
@@ -306,17 +323,19 @@ MLA_API mla_status mla_backend_forward(mla_backend *backend, int32_t forward_mod
                                        const mla_forward_extend_args *extend, mla_diag *diag);
 
 /* Sets the step recorder; NULL removes it. */
-MLA_API void mla_backend_set_step_recorder(mla_backend *backend, mla_record_step record, void *user);
+MLA_API void mla_backend_set_step_recorder(mla_backend *backend, mla_record_step record,
+                                           void *user);
 
-/* ---- graphs ------------------------------------------------------------------------------------ */
+/* ---- graphs ---------------------------------------------------------------------------------- */
 
 /*
  * Captured steps: buffers with fixed addresses that a recorded sequence of calls (a CUDA graph, or
  * an engine's own list) reads again and again. libmla never captures by itself.
  *
  * init_graph_state allocates the page table i32 [max_bs, W] (zeroed) and aliases seq_lens_buf (i32,
- * contiguous, at least max_bs entries), which must outlive the backend or the next init_graph_state.
- * Captured batches are forgotten. Errors: MLA_ERROR_FORMAT, MLA_ERROR_SHAPE, MLA_ERROR_CAPACITY.
+ * contiguous, at least max_bs entries), which must outlive the backend or the next
+ * init_graph_state. Captured batches are forgotten. Errors: MLA_ERROR_FORMAT, MLA_ERROR_SHAPE,
+ * MLA_ERROR_CAPACITY.
  */
 MLA_API mla_status mla_backend_init_graph_state(mla_backend *backend, int32_t max_bs,
                                                 mla_tensor seq_lens_buf, mla_diag *diag);
@@ -324,7 +343,8 @@ MLA_API mla_status mla_backend_init_graph_state(mla_backend *backend, int32_t ma
 /*
  * Makes views [:bs] of the buffers the current decode metadata (num_extends 0) and remembers them.
  * forward_decode calls until the next init fix their solution and capacity for this bs. bs >= 1.
- * Errors: MLA_ERROR_UNSUPPORTED (EXTEND, MIXED), MLA_ERROR_STATE (no graph state), MLA_ERROR_CAPACITY.
+ * Errors: MLA_ERROR_UNSUPPORTED (EXTEND, MIXED), MLA_ERROR_STATE (no graph state),
+ * MLA_ERROR_CAPACITY.
  */
 MLA_API mla_status mla_backend_init_forward_metadata_capture_graph(mla_backend *backend, int32_t bs,
                                                                    int32_t forward_mode,
@@ -333,9 +353,10 @@ MLA_API mla_status mla_backend_init_forward_metadata_capture_graph(mla_backend *
 /*
  * Copies the pages of this step's requests into the captured buffers and makes them current: only
  * contents change. req_pool_indices i32 or i64 [>= bs]; req_to_page needs W columns at least.
- * Lengths are read through the aliased buffer; on the CPU they are checked here. forward_mode DECODE, IDLE or 0.
- * Errors: MLA_ERROR_NOT_FOUND (bs never captured), MLA_ERROR_UNSUPPORTED (EXTEND, MIXED),
- * MLA_ERROR_SHAPE (table too narrow), MLA_ERROR_CAPACITY (a length over context_len).
+ * Lengths are read through the aliased buffer; on the CPU they are checked here. forward_mode
+ * DECODE, IDLE or 0. Errors: MLA_ERROR_NOT_FOUND (bs never captured), MLA_ERROR_UNSUPPORTED
+ * (EXTEND, MIXED), MLA_ERROR_SHAPE (table too narrow), MLA_ERROR_CAPACITY (a length over
+ * context_len).
  */
 MLA_API mla_status mla_backend_init_forward_metadata_replay_graph(mla_backend *backend, int32_t bs,
                                                                   mla_tensor req_pool_indices,
@@ -346,7 +367,7 @@ MLA_API mla_status mla_backend_init_forward_metadata_replay_graph(mla_backend *b
 /* What padded rows of a captured batch should hold as their length: 1. */
 MLA_API int32_t mla_backend_graph_seq_len_fill_value(void);
 
-/* ---- registry ---------------------------------------------------------------------------------- */
+/* ---- registry -------------------------------------------------------------------------------- */
 
 /* The seed's attention architectures, as bits. */
 #define MLA_ARCH_MLA 1
@@ -358,7 +379,8 @@ MLA_API int32_t mla_backend_graph_seq_len_fill_value(void);
 typedef struct mla_backend_row {
     const char *name;
     uint32_t architectures; /* bits */
-    mla_status (*create)(mla_context *ctx, const mla_config *config, void **backend, mla_diag *diag);
+    mla_status (*create)(mla_context *ctx, const mla_config *config, void **backend,
+                         mla_diag *diag);
     void (*destroy)(void *backend);
 } mla_backend_row;
 

@@ -3,8 +3,8 @@
  *
  * One token of one layer is a row [normalized latent (R) | rotated rope key (P)]. A page holds
  * page_size rows; slot = page * page_size + offset. **Page 0 is reserved**: allocators hand out ids
- * from 1, unset table entries are 0, padded tokens write to slot 0. A pool of num_pages usable pages
- * therefore has num_pages + 1 pages.
+ * from 1, unset table entries are 0, padded tokens write to slot 0. A pool of num_pages usable
+ * pages therefore has num_pages + 1 pages.
  *
  * Everything here is bookkeeping on the host except the pool's memory. Thread rule: one object, one
  * thread at a time.
@@ -30,30 +30,35 @@ typedef struct mla_kv_pool_config {
     int32_t format;    /* f32 bf16 f16 e4m3 e5m2 ds656 */
     int32_t kv_lora_rank;
     int32_t qk_rope_head_dim;
-    void *memory;              /* NULL = the pool allocates, zeroed; else the caller's, left as it is */
-    uint64_t memory_bytes;     /* with memory: its size; aligned to 64 bytes */
+    void *memory;          /* NULL = the pool allocates, zeroed; else the caller's, left as it is */
+    uint64_t memory_bytes; /* with memory: its size; aligned to 64 bytes */
     uint64_t row_stride_bytes;   /* 0 = one row; arenas may use more (a multiple of the element) */
     uint64_t page_stride_bytes;  /* 0 = page_size rows */
     uint64_t layer_stride_bytes; /* 0 = num_pages + 1 pages */
 } mla_kv_pool_config;
 
 #define MLA_KV_POOL_CONFIG_INIT                                                                    \
-    {.struct_size = sizeof(mla_kv_pool_config), .device_type = MLA_DEVICE_CPU}
+    {                                                                                              \
+        .struct_size = sizeof(mla_kv_pool_config), .device_type = MLA_DEVICE_CPU                   \
+    }
 
 /* One layer's memory, for an engine that moves pages itself. */
 typedef struct mla_kv_layer_info {
     uint32_t struct_size;
     int32_t reserved0;
-    void *base;                 /* of page 0 */
-    uint64_t row_bytes;         /* payload of one token */
+    void *base;         /* of page 0 */
+    uint64_t row_bytes; /* payload of one token */
     uint64_t row_stride_bytes;
     uint64_t page_stride_bytes;
-    uint64_t page_bytes;        /* page_size rows: the item to move when strides are packed */
-    uint64_t layer_bytes;       /* first byte to last byte */
-    int64_t num_pages;          /* page 0 included */
+    uint64_t page_bytes;  /* page_size rows: the item to move when strides are packed */
+    uint64_t layer_bytes; /* first byte to last byte */
+    int64_t num_pages;    /* page 0 included */
 } mla_kv_layer_info;
 
-#define MLA_KV_LAYER_INFO_INIT {.struct_size = sizeof(mla_kv_layer_info)}
+#define MLA_KV_LAYER_INFO_INIT                                                                     \
+    {                                                                                              \
+        .struct_size = sizeof(mla_kv_layer_info)                                                   \
+    }
 
 #ifdef __cplusplus
 extern "C" {
@@ -64,14 +69,14 @@ extern "C" {
 MLA_API mla_status mla_kv_pool_bytes(const mla_kv_pool_config *config, uint64_t *bytes,
                                      mla_diag *diag);
 
-/* The largest num_pages whose pool fits budget_bytes; config->num_pages is ignored. MLA_ERROR_CAPACITY
- * when not even one usable page fits. */
+/* The largest num_pages whose pool fits budget_bytes; config->num_pages is ignored.
+ * MLA_ERROR_CAPACITY when not even one usable page fits. */
 MLA_API mla_status mla_kv_pool_pages_for_budget(const mla_kv_pool_config *config,
                                                 uint64_t budget_bytes, int64_t *num_pages,
                                                 mla_diag *diag);
 
-/* ctx must outlive the pool. Errors: as mla_kv_pool_bytes, MLA_ERROR_OUT_OF_MEMORY, MLA_ERROR_CAPACITY
- * (memory_bytes too small; the sentence says how much is needed). */
+/* ctx must outlive the pool. Errors: as mla_kv_pool_bytes, MLA_ERROR_OUT_OF_MEMORY,
+ * MLA_ERROR_CAPACITY (memory_bytes too small; the sentence says how much is needed). */
 MLA_API mla_status mla_kv_pool_create(mla_context *ctx, const mla_kv_pool_config *config,
                                       mla_kv_pool **out, mla_diag *diag);
 
@@ -112,8 +117,9 @@ MLA_API mla_status mla_kv_pool_move_kv_cache(mla_kv_pool *pool, mla_tensor dst_s
 MLA_API mla_status mla_kv_pool_clear(mla_kv_pool *pool, void *stream, mla_diag *diag);
 
 /*
- * Host copies: rows slots[i] of layers layer_first .. + layer_count, packed [layer][row][row_bytes].
- * bytes must be layer_count * n * row_bytes. Export reads the pool, import writes it.
+ * Host copies: rows slots[i] of layers layer_first .. + layer_count, packed
+ * [layer][row][row_bytes]. bytes must be layer_count * n * row_bytes. Export reads the pool, import
+ * writes it.
  */
 MLA_API mla_status mla_kv_pool_export_rows(const mla_kv_pool *pool, int32_t layer_first,
                                            int32_t layer_count, mla_tensor slots, void *host,
@@ -134,12 +140,13 @@ MLA_API int64_t mla_page_allocator_free_count(const mla_page_allocator *allocato
 MLA_API mla_status mla_page_allocator_alloc(mla_page_allocator *allocator, int64_t n, int32_t *ids,
                                             mla_diag *diag);
 
-/* One more reference to each (prefix sharing). All or nothing. Error: MLA_ERROR_ARGUMENT (an id out of range or free). */
+/* One more reference to each (prefix sharing). All or nothing. Error: MLA_ERROR_ARGUMENT (an id out
+ * of range or free). */
 MLA_API mla_status mla_page_allocator_retain(mla_page_allocator *allocator, int64_t n,
                                              const int32_t *ids, mla_diag *diag);
 
-/* One reference less; at none the page is free. All or nothing. Error: MLA_ERROR_ARGUMENT (an id out
- * of range, free, or listed more often than it has references). */
+/* One reference less; at none the page is free. All or nothing. Error: MLA_ERROR_ARGUMENT (an id
+ * out of range, free, or listed more often than it has references). */
 MLA_API mla_status mla_page_allocator_release(mla_page_allocator *allocator, int64_t n,
                                               const int32_t *ids, mla_diag *diag);
 
@@ -162,15 +169,16 @@ MLA_API mla_tensor mla_req_to_page_tensor(const mla_req_to_page *table);
 /* How many pages a request has; -1 for a request out of range. */
 MLA_API int32_t mla_req_to_page_count(const mla_req_to_page *table, int32_t req);
 
-/* Appends ids at the request's end. More than max_pages: MLA_ERROR_CAPACITY, and none is appended. */
+/* Appends ids at the request's end. More than max_pages: MLA_ERROR_CAPACITY, and none is appended.
+ */
 MLA_API mla_status mla_req_to_page_append(mla_req_to_page *table, int32_t req, int32_t n,
                                           const int32_t *ids, mla_diag *diag);
 
 /*
- * Makes rows length .. length + new_tokens - 1 of a request writable: appends fresh pages, and where
- * the last page is shared (more than one reference) and will be written, replaces it by a fresh one
- * and copies its live rows in every layer of `pools` (copy on write). The request must own pages for
- * `length` tokens. All or nothing. n_pools may be 0. Errors: MLA_ERROR_OUT_OF_PAGES,
+ * Makes rows length .. length + new_tokens - 1 of a request writable: appends fresh pages, and
+ * where the last page is shared (more than one reference) and will be written, replaces it by a
+ * fresh one and copies its live rows in every layer of `pools` (copy on write). The request must
+ * own pages for `length` tokens. All or nothing. n_pools may be 0. Errors: MLA_ERROR_OUT_OF_PAGES,
  * MLA_ERROR_CAPACITY (over max_pages), MLA_ERROR_ARGUMENT.
  */
 MLA_API mla_status mla_req_to_page_reserve(mla_req_to_page *table, mla_page_allocator *allocator,
@@ -187,7 +195,8 @@ MLA_API mla_status mla_req_to_page_truncate(mla_req_to_page *table, mla_page_all
 
 /*
  * For each request i in batch order with cached_lens[i] rows in the cache and new_lens[i] new
- * tokens: positions cached .. cached + new - 1, their slots through the table, and seq_lens = cached
+ * tokens: positions cached .. cached + new - 1, their slots through the table, and seq_lens =
+ * cached
  * + new. Outputs are request-major, T = sum of new_lens.
  *   req_to_page      i32 [rows, M]      req_pool_indices  i32 or i64 [B], rows of it
  *   cached_lens, new_lens  i32 [B]

@@ -16,15 +16,15 @@
  *    multiplied by it. Must be 1 for other formats. Finite and above 0.
  *  - Nothing past a live length, and no page-table entry past the live pages, is read. Lengths
  *    and tables are checked on the CPU (MLA_ERROR_CAPACITY, MLA_ERROR_ARGUMENT); CUDA clamps them.
- *  - Zero requests, zero tokens and zero lengths are legal: MLA_OK, and rows that see nothing get the
- *    empty state.
+ *  - Zero requests, zero tokens and zero lengths are legal: MLA_OK, and rows that see nothing
+ *    get the empty state.
  *  - A row's result depends on its own query, keys and length only: batch mates, order, thread
  *    count, page ids and table width do not change a bit of it.
  *  - Everything is read at the call, asynchronously on call.stream for CUDA tensors. No operator
  *    allocates memory. CPU scratch comes from call.workspace, see mla_workspace_bytes.
- *  - Errors, beside those named: MLA_ERROR_VERSION (struct_size), MLA_ERROR_SHAPE, _FORMAT, _STRIDE,
- *    _DEVICE, _WORKSPACE, _UNSUPPORTED (no solution takes it; the sentence says why), _NOT_FOUND
- *    (call.solution). On an error nothing was written.
+ *  - Errors, beside those named: MLA_ERROR_VERSION (struct_size), MLA_ERROR_SHAPE, _FORMAT,
+ *    _STRIDE, _DEVICE, _WORKSPACE, _UNSUPPORTED (no solution takes it; the sentence says why),
+ *    _NOT_FOUND (call.solution). On an error nothing was written.
  */
 #ifndef MLA_OPS_H
 #define MLA_OPS_H
@@ -70,18 +70,18 @@ typedef struct mla_problem {
     int32_t op; /* mla_op */
     int32_t device_type;
     int32_t device_index;
-    int32_t q_format;   /* decode, extend, prefill; the source's format for the others */
-    int32_t kv_format;  /* cache, or k and v; the weight for absorb and project */
-    int32_t out_format; /* */
-    int32_t num_heads;    /* H */
-    int32_t num_kv_heads; /* Hk; 1 for decode and extend */
+    int32_t q_format;  /* decode, extend, prefill; the source's format for the others */
+    int32_t kv_format; /* cache, or k and v; the weight for absorb and project */
+    int32_t out_format;
+    int32_t num_heads;        /* H */
+    int32_t num_kv_heads;     /* Hk; 1 for decode and extend */
     int32_t kv_lora_rank;     /* R */
     int32_t qk_rope_head_dim; /* P */
     int32_t qk_nope_head_dim; /* N, where it matters */
     int32_t qk_head_dim;      /* prefill: L; merge: the width */
     int32_t v_head_dim;       /* V */
     int64_t page_size;
-    int64_t batch;      /* B */
+    int64_t batch;      /* B; merge: n_states */
     int64_t tokens;     /* T: query rows; rows for the others */
     int64_t max_q_len;  /* of one request */
     int64_t max_kv_len; /* of one request */
@@ -95,7 +95,10 @@ typedef struct mla_problem {
     int32_t is_split_cache; /* latent and rope in two tensors */
 } mla_problem;
 
-#define MLA_PROBLEM_INIT {.struct_size = sizeof(mla_problem)}
+#define MLA_PROBLEM_INIT                                                                           \
+    {                                                                                              \
+        .struct_size = sizeof(mla_problem)                                                         \
+    }
 
 #ifdef __cplusplus
 extern "C" {
@@ -108,10 +111,11 @@ MLA_API const char *mla_op_name(int32_t op);
 MLA_API int32_t mla_op_from_name(const char *name);
 
 /*
- * Bytes of workspace that every call at or below this problem needs, whichever of the solutions that
- * this context may choose takes it. `solution` as in mla_call, or NULL. Monotonic: a call whose batch,
- * tokens, max_q_len and max_kv_len are no larger never needs more. Errors: MLA_ERROR_ARGUMENT,
- * MLA_ERROR_UNSUPPORTED, MLA_ERROR_NOT_FOUND, MLA_ERROR_CAPACITY (does not fit 64 bits).
+ * Bytes of workspace that every call at or below this problem needs, whichever of the solutions
+ * that this context may choose takes it. `solution` as in mla_call, or NULL. Monotonic: a call
+ * whose batch, tokens, max_q_len and max_kv_len are no larger never needs more. Errors:
+ * MLA_ERROR_ARGUMENT, MLA_ERROR_UNSUPPORTED, MLA_ERROR_NOT_FOUND, MLA_ERROR_CAPACITY (does not fit
+ * 64 bits).
  */
 MLA_API mla_status mla_workspace_bytes(mla_context *ctx, const mla_problem *problem,
                                        const char *solution, uint64_t *bytes, mla_diag *diag);
@@ -130,8 +134,8 @@ MLA_API mla_status mla_workspace_bytes(mla_context *ctx, const mla_problem *prob
  *   not causal:  all len keys; with a mask, the len - q_len keys before the window and those window
  *                keys i (position len - q_len + i) whose mask[token, i] is not 0.
  * Bounds below 0 are 0. The caller promises that every row below a bound is live: with the verify
- * rule none lies past len; with a draft's (seqlen_offset 0) len is what the first token sees, and the
- * window's own q_len - 1 later rows were written before the call.
+ * rule none lies past len; with a draft's (seqlen_offset 0) len is what the first token sees, and
+ * the window's own q_len - 1 later rows were written before the call.
  *
  * A shard of a longer sequence (context parallel): local key i has the global position
  * key_position_first + i * key_position_stride, len above is taken from global_seqlens, the bound
@@ -148,7 +152,7 @@ typedef struct mla_decode_params {
     float softmax_scale;
     float logit_cap;
     float k_scale;
-    int32_t reserved0; /* 0 */
+    int32_t reserved0;         /* 0 */
     mla_tensor q;              /* [B, q_len, H, D]; ragged: [T, H, D]. f32 bf16 f16 e4m3 e5m2 */
     mla_tensor q_rope;         /* optional [.., H, P]: then q is [.., H, R] */
     mla_tensor kv_cache;       /* [pages, PS, D] or [pages, PS, 1, D]; ds656: last extent 656 */
@@ -160,22 +164,25 @@ typedef struct mla_decode_params {
     mla_tensor global_seqlens; /* optional i32 [B] */
     int64_t key_position_first;
     int64_t key_position_stride; /* >= 1 */
-    mla_tensor out; /* [B, q_len, H, R] or [T, H, R]: q's format, f32, bf16 or f16; fp8 q: not fp8 */
+    mla_tensor
+        out; /* [B, q_len, H, R] or [T, H, R]: q's format, f32, bf16 or f16; fp8 q: not fp8 */
     mla_tensor lse; /* optional f32 [B, q_len, H] or [T, H] */
     mla_call call;
 } mla_decode_params;
 
 #define MLA_DECODE_PARAMS_INIT                                                                     \
-    {.struct_size = sizeof(mla_decode_params), .is_causal = 1,                                     \
-     .seqlen_offset = MLA_SEQLEN_OFFSET_VERIFY, .k_scale = 1.0f, .key_position_stride = 1}
+    {                                                                                              \
+        .struct_size = sizeof(mla_decode_params), .is_causal = 1,                                  \
+        .seqlen_offset = MLA_SEQLEN_OFFSET_VERIFY, .k_scale = 1.0f, .key_position_stride = 1       \
+    }
 
 /*
  * Absorbed attention: out = softmax(scale * q . row) x row[:R], per head, over the paged cache; the
  * caller applies W_UV afterwards (mla_project_value). With u = W_UK^T q_nope this equals attention
- * over expanded keys and values (DeepSeek-V2, arXiv 2405.04434, section 2.1). Any H, PS, R, P; any W
- * that covers the lengths; rank-4 and rank-3 caches are the same thing.
- * Errors: MLA_ERROR_CAPACITY when a length needs more pages than W or is over max_seqlen_kv, a
- * page id is outside the pool (CPU), cu_seqlens_q does not end at T or a q_len is over max_q_len.
+ * over expanded keys and values (DeepSeek-V2, arXiv 2405.04434, section 2.1). Any H, PS, R, P; any
+ * W that covers the lengths; rank-4 and rank-3 caches are the same thing. Errors:
+ * MLA_ERROR_CAPACITY when a length needs more pages than W or is over max_seqlen_kv, a page id is
+ * outside the pool (CPU), cu_seqlens_q does not end at T or a q_len is over max_q_len.
  */
 MLA_API mla_status mla_decode_with_kvcache(mla_context *ctx, const mla_decode_params *params,
                                            mla_diag *diag);
@@ -192,13 +199,13 @@ MLA_API mla_status mla_extend_with_kvcache(mla_context *ctx, const mla_decode_pa
 
 typedef struct mla_prefill_params {
     uint32_t struct_size;
-    int32_t is_causal; /* bottom-right: query i sees keys j <= i + max(kv_len - q_len, 0) */
-    int32_t max_seqlen_q;  /* host-known bounds; 0 = Tq / Tkv */
+    int32_t is_causal;    /* bottom-right: query i sees keys j <= i + max(kv_len - q_len, 0) */
+    int32_t max_seqlen_q; /* host-known bounds; 0 = Tq / Tkv */
     int32_t max_seqlen_kv;
     float softmax_scale;
     float logit_cap;
-    float k_scale; /* fp8 k: scores are multiplied by it */
-    float v_scale; /* fp8 v: the output is multiplied by it */
+    float k_scale;            /* fp8 k: scores are multiplied by it */
+    float v_scale;            /* fp8 v: the output is multiplied by it */
     mla_tensor q;             /* [Tq, H, L]: f32 bf16 f16 e4m3 e5m2 */
     mla_tensor k;             /* [Tkv, Hk, L]; H is a multiple of Hk, head h reads h / (H / Hk) */
     mla_tensor v;             /* [Tkv, Hk, V], the format of k */
@@ -210,7 +217,10 @@ typedef struct mla_prefill_params {
 } mla_prefill_params;
 
 #define MLA_PREFILL_PARAMS_INIT                                                                    \
-    {.struct_size = sizeof(mla_prefill_params), .is_causal = 1, .k_scale = 1.0f, .v_scale = 1.0f}
+    {                                                                                              \
+        .struct_size = sizeof(mla_prefill_params), .is_causal = 1, .k_scale = 1.0f,                \
+        .v_scale = 1.0f                                                                            \
+    }
 
 /*
  * Ragged attention over explicit q, k, v. Error, beside the shared ones: MLA_ERROR_CAPACITY when
@@ -218,16 +228,16 @@ typedef struct mla_prefill_params {
  */
 MLA_API mla_status mla_prefill(mla_context *ctx, const mla_prefill_params *params, mla_diag *diag);
 
-/* ---- merging partial attention ---------------------------------------------------------------- */
+/* ---- merging partial attention --------------------------------------------------------------- */
 
 #define MLA_MERGE_MAX_STATES 64
 
 /*
  * n states (out_i [T, H, d], lse_i f32 [T, H]) -> one: m = max lse_i, w_i = exp(lse_i - m),
- * out = sum w_i out_i / sum w_i, lse = m + ln sum w_i, in f32, in index order. A state with lse -inf
- * (or +inf, as some kernels write it) is empty: its out is not used. All empty: out 0, lse -inf. One
- * non-empty state passes unchanged bit for bit. out may be states[0].out and lse states[0].lse, or
- * overlap nothing. Strides of each operand are its own.
+ * out = sum w_i out_i / sum w_i, lse = m + ln sum w_i, in f32, in index order. A state with lse
+ * -inf (or +inf, as some kernels write it) is empty: its out is not used. All empty: out 0, lse
+ * -inf. One non-empty state passes unchanged bit for bit. out may be states[0].out and lse
+ * states[0].lse, or overlap nothing. Strides of each operand are its own.
  */
 typedef struct mla_merge_state_params {
     uint32_t struct_size;
@@ -239,20 +249,27 @@ typedef struct mla_merge_state_params {
     mla_call call;
 } mla_merge_state_params;
 
-#define MLA_MERGE_STATE_PARAMS_INIT {.struct_size = sizeof(mla_merge_state_params)}
+#define MLA_MERGE_STATE_PARAMS_INIT                                                                \
+    {                                                                                              \
+        .struct_size = sizeof(mla_merge_state_params)                                              \
+    }
 
 MLA_API mla_status mla_merge_state(mla_context *ctx, const mla_merge_state_params *params,
                                    mla_diag *diag);
 
 /* ---- rows in and out of the cache ------------------------------------------------------------ */
 
-/* NaN becomes 0 and infinities the largest finite value, so that a bad row cannot spread. */
+/*
+ * NaN becomes 0, and what would be infinite in the cache's format (ds656: in bf16) its largest
+ * finite value, so that a bad row cannot spread.
+ */
 #define MLA_WRITE_SANITIZE 1
 
 /*
  * Row i of latent (R) and rope (P) goes to slot slots[i], converted to the cache's format (fp8
- * saturates, after division by k_scale; ds656: R 512, P 64, scale = max|x| / 448 of each 128 values,
- * 1 for a zero tile, rope part as bf16). Negative slots are skipped. Equal slots: one of the rows.
+ * saturates, after division by k_scale; ds656: R 512, P 64, scale = max|x| / 448 of each 128
+ * values, 1 for a zero tile, rope part as bf16). Negative slots are skipped. Equal slots: one of
+ * the rows.
  */
 typedef struct mla_write_kv_params {
     uint32_t struct_size;
@@ -269,35 +286,42 @@ typedef struct mla_write_kv_params {
     mla_call call;
 } mla_write_kv_params;
 
-#define MLA_WRITE_KV_PARAMS_INIT {.struct_size = sizeof(mla_write_kv_params), .k_scale = 1.0f}
+#define MLA_WRITE_KV_PARAMS_INIT                                                                   \
+    {                                                                                              \
+        .struct_size = sizeof(mla_write_kv_params), .k_scale = 1.0f                                \
+    }
 
 MLA_API mla_status mla_write_kv(mla_context *ctx, const mla_write_kv_params *params,
                                 mla_diag *diag);
 
-/* Row i of the outputs is slot slots[i], times k_scale, in the outputs' format; negative slots: 0. */
+/* Row i of the outputs is slot slots[i], times k_scale, in the outputs' format; negative slots: 0.
+ */
 typedef struct mla_gather_kv_params {
     uint32_t struct_size;
     float k_scale;
     mla_tensor kv_cache;
     mla_tensor kv_cache_rope;
-    mla_tensor slots;         /* i32 or i64 [T] */
-    mla_tensor latent;        /* [T, R] or [T, 1, R]; without rope: [T, D]: f32 bf16 f16 e4m3 e5m2 */
-    mla_tensor rope;          /* optional [T, P] or [T, 1, P], the format of latent */
-    int32_t kv_lora_rank;     /* R */
+    mla_tensor slots;     /* i32 or i64 [T] */
+    mla_tensor latent;    /* [T, R] or [T, 1, R]; without rope: [T, D]: f32 bf16 f16 e4m3 e5m2 */
+    mla_tensor rope;      /* optional [T, P] or [T, 1, P], the format of latent */
+    int32_t kv_lora_rank; /* R */
     int32_t qk_rope_head_dim; /* P */
     mla_call call;
 } mla_gather_kv_params;
 
-#define MLA_GATHER_KV_PARAMS_INIT {.struct_size = sizeof(mla_gather_kv_params), .k_scale = 1.0f}
+#define MLA_GATHER_KV_PARAMS_INIT                                                                  \
+    {                                                                                              \
+        .struct_size = sizeof(mla_gather_kv_params), .k_scale = 1.0f                               \
+    }
 
 MLA_API mla_status mla_gather_kv(mla_context *ctx, const mla_gather_kv_params *params,
                                  mla_diag *diag);
 
-/* ---- rotary position embedding ------------------------------------------------------------------ */
+/* ---- rotary position embedding --------------------------------------------------------------- */
 
 /*
- * Rotates x [T, H, P] (or [T, P]) at positions[t] with the angle tables cos and sin [max_pos, P / 2] of f32,
- * into which a caller folds whatever scaling it uses (YaRN). Math in f32, rounded once.
+ * Rotates x [T, H, P] (or [T, P]) at positions[t] with the angle tables cos and sin [max_pos, P /
+ * 2] of f32, into which a caller folds whatever scaling it uses (YaRN). Math in f32, rounded once.
  *   interleaved (GPT-J): y[2i] = x[2i] c_i - x[2i+1] s_i ;  y[2i+1] = x[2i+1] c_i + x[2i] s_i
  *   half-split (NeoX):   y[i] = x[i] c_i - x[i+P/2] s_i ;   y[i+P/2] = x[i+P/2] c_i + x[i] s_i
  * The attention does not care which is used as long as queries and keys agree.
@@ -305,15 +329,18 @@ MLA_API mla_status mla_gather_kv(mla_context *ctx, const mla_gather_kv_params *p
 typedef struct mla_rope_params {
     uint32_t struct_size;
     int32_t is_interleaved; /* 1 or 0 */
-    mla_tensor x;         /* [T, H, P] or [T, P]: f32 bf16 f16; P even */
-    mla_tensor positions; /* i32 or i64 [T]; outside the tables: MLA_ERROR_CAPACITY (CPU) */
-    mla_tensor cos;       /* f32 [max_pos, P / 2]; any row stride, so halves of one table will do */
+    mla_tensor x;           /* [T, H, P] or [T, P]: f32 bf16 f16; P even */
+    mla_tensor positions;   /* i32 or i64 [T]; outside the tables: MLA_ERROR_CAPACITY (CPU) */
+    mla_tensor cos; /* f32 [max_pos, P / 2]; any row stride, so halves of one table will do */
     mla_tensor sin;
     mla_tensor out; /* the shape of x; may be x itself; f32 bf16 f16 e4m3 e5m2 (saturating) */
     mla_call call;
 } mla_rope_params;
 
-#define MLA_ROPE_PARAMS_INIT {.struct_size = sizeof(mla_rope_params), .is_interleaved = 1}
+#define MLA_ROPE_PARAMS_INIT                                                                       \
+    {                                                                                              \
+        .struct_size = sizeof(mla_rope_params), .is_interleaved = 1                                \
+    }
 
 MLA_API mla_status mla_rope(mla_context *ctx, const mla_rope_params *params, mla_diag *diag);
 
@@ -344,12 +371,14 @@ typedef struct mla_rope_write_kv_params {
 } mla_rope_write_kv_params;
 
 #define MLA_ROPE_WRITE_KV_PARAMS_INIT                                                              \
-    {.struct_size = sizeof(mla_rope_write_kv_params), .is_interleaved = 1, .k_scale = 1.0f}
+    {                                                                                              \
+        .struct_size = sizeof(mla_rope_write_kv_params), .is_interleaved = 1, .k_scale = 1.0f      \
+    }
 
 MLA_API mla_status mla_rope_write_kv(mla_context *ctx, const mla_rope_write_kv_params *params,
                                      mla_diag *diag);
 
-/* ---- the small projections of the absorbed path ------------------------------------------------ */
+/* ---- the small projections of the absorbed path ---------------------------------------------- */
 
 /*
  * out[t, h, :] = q_nope[t, h, :] x w_uk[h]: [N] x [N, R]. out is usually the first R columns of the
@@ -364,7 +393,10 @@ typedef struct mla_absorb_query_params {
     mla_call call;
 } mla_absorb_query_params;
 
-#define MLA_ABSORB_QUERY_PARAMS_INIT {.struct_size = sizeof(mla_absorb_query_params)}
+#define MLA_ABSORB_QUERY_PARAMS_INIT                                                               \
+    {                                                                                              \
+        .struct_size = sizeof(mla_absorb_query_params)                                             \
+    }
 
 MLA_API mla_status mla_absorb_query(mla_context *ctx, const mla_absorb_query_params *params,
                                     mla_diag *diag);
@@ -384,14 +416,17 @@ typedef struct mla_project_value_params {
     mla_call call;
 } mla_project_value_params;
 
-#define MLA_PROJECT_VALUE_PARAMS_INIT {.struct_size = sizeof(mla_project_value_params)}
+#define MLA_PROJECT_VALUE_PARAMS_INIT                                                              \
+    {                                                                                              \
+        .struct_size = sizeof(mla_project_value_params)                                            \
+    }
 
 MLA_API mla_status mla_project_value(mla_context *ctx, const mla_project_value_params *params,
                                      mla_diag *diag);
 
 /*
- * k[t, h] = [k_nope[t, h] | k_pe[t]], the one rope key broadcast to all heads; with v also a copy of
- * v. fp8 outputs: saturate(x / k_scale), saturate(x / v_scale).
+ * k[t, h] = [k_nope[t, h] | k_pe[t]], the one rope key broadcast to all heads; with v also a copy
+ * of v. fp8 outputs: saturate(x / k_scale), saturate(x / v_scale).
  */
 typedef struct mla_pack_kv_params {
     uint32_t struct_size;
@@ -407,11 +442,13 @@ typedef struct mla_pack_kv_params {
 } mla_pack_kv_params;
 
 #define MLA_PACK_KV_PARAMS_INIT                                                                    \
-    {.struct_size = sizeof(mla_pack_kv_params), .k_scale = 1.0f, .v_scale = 1.0f}
+    {                                                                                              \
+        .struct_size = sizeof(mla_pack_kv_params), .k_scale = 1.0f, .v_scale = 1.0f                \
+    }
 
 MLA_API mla_status mla_pack_kv(mla_context *ctx, const mla_pack_kv_params *params, mla_diag *diag);
 
-/* ---- from a call to its problem ---------------------------------------------------------------- */
+/* ---- from a call to its problem -------------------------------------------------------------- */
 
 /*
  * Fills *problem from parameters whose shapes and formats are set (pointers may be NULL). The same

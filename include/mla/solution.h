@@ -5,9 +5,9 @@
  * structs of the headers they were compiled with, checked by struct_size.
  *
  * A row is a constant: what it is called, what it needs, what it takes, what it costs, how it runs.
- * `accepts` alone decides legality; the API, the command line and the tests all ask it. The operator
- * has validated every argument before `run` is called: formats, shapes, strides, scales, live lengths
- * and page ids (on the CPU), workspace size.
+ * `accepts` alone decides legality; the API, the command line and the tests all ask it. The
+ * operator has validated every argument before `run` is called: formats, shapes, strides, scales,
+ * live lengths and page ids (on the CPU), workspace size.
  */
 #ifndef MLA_SOLUTION_H
 #define MLA_SOLUTION_H
@@ -19,29 +19,29 @@
 /* What a row may use while it runs, and what it may ask when it is costed. */
 typedef struct mla_exec {
     uint32_t struct_size;
-    int32_t n_threads;     /* make at most that many tasks */
-    mla_run run;           /* CPU: see context.h */
+    int32_t n_threads; /* make at most that many tasks */
+    mla_run run;       /* CPU: see context.h */
     void *run_user;
     uint64_t cpu_features;
-    void *device;          /* CUDA: opaque to callers' rows */
+    void *device; /* CUDA: opaque to callers' rows */
     void *stream;
-    void *workspace;       /* at least workspace_bytes(problem, exec) bytes, 64-byte aligned */
+    void *workspace; /* at least workspace_bytes(problem, exec) bytes, 64-byte aligned */
     uint64_t workspace_bytes;
 } mla_exec;
 
 typedef struct mla_solution {
     uint32_t struct_size;
-    int32_t version;     /* MLA_SOLUTION_VERSION */
-    int32_t op;          /* mla_op */
-    int32_t device_type; /* mla_device_type */
-    const char *name;    /* unique: <op>_<q format>[_<cache format>]_<isa or arch> */
-    const char *family;  /* "c", "avx2", "avx512", "avx512_bf16", ... */
-    const char *formats; /* for people: "q bf16; cache bf16" */
-    const char *features; /* for people: "any heads, any page size, LSE, cap, mask" */
-    uint64_t cpu_features; /* bits that must all be there */
+    int32_t version;               /* MLA_SOLUTION_VERSION */
+    int32_t op;                    /* mla_op */
+    int32_t device_type;           /* mla_device_type */
+    const char *name;              /* unique: <op>_<q format>[_<cache format>]_<isa or arch> */
+    const char *family;            /* "c", "avx2", "avx512", "avx512_bf16", ... */
+    const char *formats;           /* for people: "q bf16; cache bf16" */
+    const char *features;          /* for people: "any heads, any page size, LSE, cap, mask" */
+    uint64_t cpu_features;         /* bits that must all be there */
     const char *cpu_features_text; /* "avx512 avx512_bf16" or "" */
-    int32_t cuda_arch_min; /* CUDA rows: compute capability x 10, from this one */
-    int32_t cuda_arch_max; /* to this one; both 0 on the CPU */
+    int32_t cuda_arch_min;         /* CUDA rows: compute capability x 10, from this one */
+    int32_t cuda_arch_max;         /* to this one; both 0 on the CPU */
     /* 1 = takes it. 0 = does not; then `why` (if not NULL) gets one short reason, zero-terminated.
      * Must not turn on batch, tokens, max_q_len or max_kv_len (cost_us may), so that a workspace
      * sized for a capacity fits whichever row a smaller call chooses. */
@@ -69,7 +69,10 @@ typedef struct mla_solution_info {
     char reason[160];
 } mla_solution_info;
 
-#define MLA_SOLUTION_INFO_INIT {.struct_size = sizeof(mla_solution_info)}
+#define MLA_SOLUTION_INFO_INIT                                                                     \
+    {                                                                                              \
+        .struct_size = sizeof(mla_solution_info)                                                   \
+    }
 
 typedef enum mla_verdict_kind {
     MLA_VERDICT_CHOSEN = 1,

@@ -2,9 +2,10 @@
  * libmla: status codes and the diagnostic sentence.
  *
  * Every fallible function returns an mla_status and takes `mla_diag *diag` as its last parameter.
- * diag may be NULL. It belongs to the caller, is written only when the status is not MLA_OK, and then
- * holds one sentence that names the argument, the value found and the way out. The library never
- * exits, aborts, throws or prints. Nothing is written to any output when a call fails on its arguments.
+ * diag may be NULL. It belongs to the caller, is written only when the status is not MLA_OK, and
+ * then holds one sentence that names the argument, the value found and the way out. The library
+ * never exits, aborts, throws or prints. Nothing is written to any output when a call fails on its
+ * arguments.
  */
 #ifndef MLA_STATUS_H
 #define MLA_STATUS_H

@@ -8,8 +8,8 @@
  * Strides count elements of the format. The last dimension must have stride 1 unless an operator
  * says otherwise. Strides are non-negative. Index arithmetic is 64-bit everywhere.
  *
- * The 656-byte row (ds656) is FlashMLA's public layout of one cached token with kv_lora_rank 512 and
- * qk_rope_head_dim 64: 512 bytes of e4m3, four f32 scales (one for each 128 values; value =
+ * The 656-byte row (ds656) is FlashMLA's public layout of one cached token with kv_lora_rank 512
+ * and qk_rope_head_dim 64: 512 bytes of e4m3, four f32 scales (one for each 128 values; value =
  * e4m3 * scale), 64 bf16 of rotated rope key. A ds656 tensor counts bytes: its last extent is 656.
  */
 #ifndef MLA_TENSOR_H
@@ -66,7 +66,8 @@ MLA_API const char *mla_format_name(int32_t format);
 /* The format spelled so, or MLA_FORMAT_NONE. NULL gives MLA_FORMAT_NONE. */
 MLA_API int32_t mla_format_from_name(const char *name);
 
-/* A contiguous tensor on the CPU. shape has rank extents. Ranks outside 1..5 give an absent tensor. */
+/* A contiguous tensor on the CPU. shape has rank extents. Ranks outside 1..5 give an absent tensor.
+ */
 static inline mla_tensor mla_tensor_make(const void *data, int32_t format, int32_t rank,
                                          const int64_t *shape)
 {
@@ -128,8 +129,8 @@ static inline mla_tensor mla_tensor_on(mla_tensor t, int32_t device_type, int32_
 
 /*
  * From DLPack (v1, https://github.com/dmlc/dlpack): `dltensor` points at a DLTensor. Takes float
- * 32, bfloat 16, float 16, float8 e4m3fn (code 10), float8 e5m2 (code 12), int 32, int 64 and uint 8
- * with one lane, on kDLCPU and kDLCUDA, at most 5 dimensions; NULL strides mean contiguous;
+ * 32, bfloat 16, float 16, float8 e4m3fn (code 10), float8 e5m2 (code 12), int 32, int 64 and uint
+ * 8 with one lane, on kDLCPU and kDLCUDA, at most 5 dimensions; NULL strides mean contiguous;
  * byte_offset is added. Errors: MLA_ERROR_FORMAT, MLA_ERROR_SHAPE, MLA_ERROR_DEVICE,
  * MLA_ERROR_ARGUMENT (NULL). Borrowing: the result points into the DLTensor's memory.
  */

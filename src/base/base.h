@@ -18,7 +18,8 @@
 #endif
 
 /* Writes the sentence to diag (NULL allowed) and returns status, so that checks read as one line:
- *   return mlai_fail(diag, MLA_ERROR_SHAPE, "q has rank %d; decode takes 4, or 3 when ragged", r); */
+ *   return mlai_fail(diag, MLA_ERROR_SHAPE, "q has rank %d; decode takes 4, or 3 when ragged", r);
+ */
 mla_status mlai_fail(mla_diag *diag, mla_status status, const char *format, ...) MLAI_PRINTF(3, 4);
 
 /* Appends to a zero-terminated string, cut at text_bytes; used for reasons and lists of names. */

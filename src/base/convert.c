@@ -36,12 +36,12 @@ uint16_t mlai_f16_from_f32(float x)
 }
 
 #define E4M3_ROW(s, e)                                                                             \
-    s(1.0f + 0.000f) * (e), s(1.0f + 0.125f) * (e), s(1.0f + 0.250f) * (e), s(1.0f + 0.375f) * (e), \
-        s(1.0f + 0.500f) * (e), s(1.0f + 0.625f) * (e), s(1.0f + 0.750f) * (e), s(1.0f + 0.875f) * (e)
+    s(1.0f + 0.000f) * (e), s(1.0f + 0.125f) * (e), s(1.0f + 0.250f) * (e),                        \
+        s(1.0f + 0.375f) * (e), s(1.0f + 0.500f) * (e), s(1.0f + 0.625f) * (e),                    \
+        s(1.0f + 0.750f) * (e), s(1.0f + 0.875f) * (e)
 #define E4M3_SUBNORMAL(s)                                                                          \
     s 0.0f, s 0x1p-9f, s 0x2p-9f, s 0x3p-9f, s 0x4p-9f, s 0x5p-9f, s 0x6p-9f, s 0x7p-9f
-#define E4M3_TOP(s)                                                                                \
-    s 256.0f, s 288.0f, s 320.0f, s 352.0f, s 384.0f, s 416.0f, s 448.0f, s NAN
+#define E4M3_TOP(s) s 256.0f, s 288.0f, s 320.0f, s 352.0f, s 384.0f, s 416.0f, s 448.0f, s NAN
 #define E4M3_HALF(s)                                                                               \
     E4M3_SUBNORMAL(s), E4M3_ROW(s, 0x1p-6f), E4M3_ROW(s, 0x1p-5f), E4M3_ROW(s, 0x1p-4f),           \
         E4M3_ROW(s, 0x1p-3f), E4M3_ROW(s, 0x1p-2f), E4M3_ROW(s, 0x1p-1f), E4M3_ROW(s, 0x1p0f),     \
@@ -50,8 +50,7 @@ uint16_t mlai_f16_from_f32(float x)
 
 const float mlai_e4m3_table[256] = {E4M3_HALF(+), E4M3_HALF(-)};
 
-#define E5M2_ROW(s, e)                                                                             \
-    s(1.00f) * (e), s(1.25f) * (e), s(1.50f) * (e), s(1.75f) * (e)
+#define E5M2_ROW(s, e) s(1.00f) * (e), s(1.25f) * (e), s(1.50f) * (e), s(1.75f) * (e)
 #define E5M2_HALF(s)                                                                               \
     s 0.0f, s 0x1p-16f, s 0x2p-16f, s 0x3p-16f, E5M2_ROW(s, 0x1p-14f), E5M2_ROW(s, 0x1p-13f),      \
         E5M2_ROW(s, 0x1p-12f), E5M2_ROW(s, 0x1p-11f), E5M2_ROW(s, 0x1p-10f), E5M2_ROW(s, 0x1p-9f), \

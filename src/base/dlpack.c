@@ -30,9 +30,11 @@ static const struct {
     uint8_t code;
     uint8_t bits;
 } dl_types[] = {
-    {MLA_FORMAT_F32, DL_FLOAT, 32}, {MLA_FORMAT_BF16, DL_BFLOAT, 16}, {MLA_FORMAT_F16, DL_FLOAT, 16},
-    {MLA_FORMAT_E4M3, DL_E4M3FN, 8}, {MLA_FORMAT_E5M2, DL_E5M2, 8},   {MLA_FORMAT_I32, DL_INT, 32},
-    {MLA_FORMAT_I64, DL_INT, 64},   {MLA_FORMAT_U8, DL_UINT, 8},      {MLA_FORMAT_DS656, DL_UINT, 8},
+    {MLA_FORMAT_F32, DL_FLOAT, 32}, {MLA_FORMAT_BF16, DL_BFLOAT, 16},
+    {MLA_FORMAT_F16, DL_FLOAT, 16}, {MLA_FORMAT_E4M3, DL_E4M3FN, 8},
+    {MLA_FORMAT_E5M2, DL_E5M2, 8},  {MLA_FORMAT_I32, DL_INT, 32},
+    {MLA_FORMAT_I64, DL_INT, 64},   {MLA_FORMAT_U8, DL_UINT, 8},
+    {MLA_FORMAT_DS656, DL_UINT, 8},
 };
 
 mla_status mla_tensor_from_dlpack(const void *dltensor, mla_tensor *out, mla_diag *diag)
@@ -45,9 +47,10 @@ mla_status mla_tensor_from_dlpack(const void *dltensor, mla_tensor *out, mla_dia
         return mlai_fail(diag, MLA_ERROR_SHAPE, "dltensor has %d dimensions; libmla takes 1 to %d",
                          d->ndim, MLA_MAX_RANK);
     if (d->device_type != MLA_DEVICE_CPU && d->device_type != MLA_DEVICE_CUDA)
-        return mlai_fail(diag, MLA_ERROR_DEVICE,
-                         "dltensor lies on DLPack device type %d; libmla takes 1 (CPU) and 2 (CUDA)",
-                         d->device_type);
+        return mlai_fail(
+            diag, MLA_ERROR_DEVICE,
+            "dltensor lies on DLPack device type %d; libmla takes 1 (CPU) and 2 (CUDA)",
+            d->device_type);
     if (!d->shape)
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "dltensor.shape is NULL");
     mla_tensor t = {.device_type = d->device_type, .device_index = d->device_id, .rank = d->ndim};
@@ -58,18 +61,20 @@ mla_status mla_tensor_from_dlpack(const void *dltensor, mla_tensor *out, mla_dia
             t.format = dl_types[i].format;
     }
     if (!t.format)
-        return mlai_fail(diag, MLA_ERROR_FORMAT,
-                         "dltensor has dtype code %d, %d bits, %d lanes; libmla takes f32 bf16 f16 e4m3 "
-                         "e5m2 i32 i64 u8 with one lane",
-                         d->code, d->bits, d->lanes);
+        return mlai_fail(
+            diag, MLA_ERROR_FORMAT,
+            "dltensor has dtype code %d, %d bits, %d lanes; libmla takes f32 bf16 f16 e4m3 "
+            "e5m2 i32 i64 u8 with one lane",
+            d->code, d->bits, d->lanes);
     t.data = d->data ? (char *)d->data + d->byte_offset : NULL;
     int64_t stride = 1;
     for (int32_t i = d->ndim - 1; i >= 0; i--) {
         if (d->shape[i] < 0 || (d->strides && d->strides[i] < 0))
-            return mlai_fail(diag, MLA_ERROR_STRIDE,
-                             "dltensor has extent %lld and stride %lld in dimension %d; libmla takes none "
-                             "below 0",
-                             (long long)d->shape[i], d->strides ? (long long)d->strides[i] : 0LL, i);
+            return mlai_fail(
+                diag, MLA_ERROR_STRIDE,
+                "dltensor has extent %lld and stride %lld in dimension %d; libmla takes none "
+                "below 0",
+                (long long)d->shape[i], d->strides ? (long long)d->strides[i] : 0LL, i);
         t.shape[i] = d->shape[i];
         t.stride[i] = d->strides ? d->strides[i] : stride;
         if (__builtin_mul_overflow(stride, d->shape[i] > 0 ? d->shape[i] : 1, &stride))
@@ -85,8 +90,8 @@ mla_status mla_tensor_to_dlpack(mla_tensor *t, void *dltensor, mla_diag *diag)
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "%s is NULL; pass a tensor and a DLTensor",
                          t ? "dltensor" : "t");
     if (t->rank < 1 || t->rank > MLA_MAX_RANK)
-        return mlai_fail(diag, MLA_ERROR_SHAPE, "t has rank %d; an absent tensor has no DLPack form",
-                         t->rank);
+        return mlai_fail(diag, MLA_ERROR_SHAPE,
+                         "t has rank %d; an absent tensor has no DLPack form", t->rank);
     dl_tensor *d = dltensor;
     for (size_t i = 0; i < sizeof dl_types / sizeof dl_types[0]; i++) {
         if (dl_types[i].format != t->format)

@@ -68,23 +68,25 @@ mla_status mlai_take_struct(void *own, size_t own_bytes, size_t min_bytes, const
                             const char *what, mla_diag *diag)
 {
     if (!callers)
-        return mlai_fail(diag, MLA_ERROR_ARGUMENT, "%s is NULL; pass a struct made with its INIT macro",
-                         what);
+        return mlai_fail(diag, MLA_ERROR_ARGUMENT,
+                         "%s is NULL; pass a struct made with its INIT macro", what);
     uint32_t callers_bytes;
     memcpy(&callers_bytes, callers, sizeof callers_bytes);
     if (callers_bytes < min_bytes)
-        return mlai_fail(diag, MLA_ERROR_VERSION,
-                         "%s.struct_size is %u; make the struct with its INIT macro, which sets it to %zu",
-                         what, callers_bytes, own_bytes);
+        return mlai_fail(
+            diag, MLA_ERROR_VERSION,
+            "%s.struct_size is %u; make the struct with its INIT macro, which sets it to %zu", what,
+            callers_bytes, own_bytes);
     memset(own, 0, own_bytes);
     memcpy(own, callers, callers_bytes < own_bytes ? callers_bytes : own_bytes);
     const unsigned char *tail = (const unsigned char *)callers;
     for (size_t i = own_bytes; i < callers_bytes; i++) {
         if (tail[i] != 0)
-            return mlai_fail(diag, MLA_ERROR_VERSION,
-                             "%s has a field at byte %zu that libmla %s does not know; it must be zero, or "
-                             "load a newer library",
-                             what, i, MLA_VERSION_STRING);
+            return mlai_fail(
+                diag, MLA_ERROR_VERSION,
+                "%s has a field at byte %zu that libmla %s does not know; it must be zero, or "
+                "load a newer library",
+                what, i, MLA_VERSION_STRING);
     }
     uint32_t size = (uint32_t)own_bytes;
     memcpy(own, &size, sizeof size);

@@ -109,8 +109,8 @@ static mla_status check_strides(const mla_tensor *t, const char *name, mla_diag 
         if (!mlai_mul_u64((uint64_t)(t->shape[i] - 1), (uint64_t)t->stride[i], &part) ||
             !mlai_add_u64(reach, part, &reach) || reach >> 59)
             return mlai_fail(diag, MLA_ERROR_STRIDE,
-                             "%s reaches past 2^62 bytes: shape[%d] is %lld with stride %lld", name, i,
-                             (long long)t->shape[i], (long long)t->stride[i]);
+                             "%s reaches past 2^62 bytes: shape[%d] is %lld with stride %lld", name,
+                             i, (long long)t->shape[i], (long long)t->stride[i]);
     }
     int32_t last = t->rank - 1;
     if (t->shape[last] > 1 && t->stride[last] != 1)
@@ -127,8 +127,8 @@ mla_status mlai_check_tensor(const mla_tensor *t, const char *name, uint32_t for
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "%s is absent (rank 0); it is required", name);
     if (t->rank < min_rank || t->rank > max_rank || t->rank > MLA_MAX_RANK) {
         if (min_rank == max_rank)
-            return mlai_fail(diag, MLA_ERROR_SHAPE, "%s has rank %d; it takes rank %d", name, t->rank,
-                             min_rank);
+            return mlai_fail(diag, MLA_ERROR_SHAPE, "%s has rank %d; it takes rank %d", name,
+                             t->rank, min_rank);
         return mlai_fail(diag, MLA_ERROR_SHAPE, "%s has rank %d; it takes ranks %d to %d", name,
                          t->rank, min_rank, max_rank);
     }

@@ -117,4 +117,6 @@ DEFINE_ROW(avx512, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 100.0)
 DEFINE_ROW(avx512_bf16, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 100.0)
 DEFINE_ROW(bf16_avx512_bf16, mlai_attention_bf16_avx512_bf16, BF16_Q, BF16_KV,
            (exec->cpu_features & MLA_CPU_AMX_BF16 ? 70.0 : 210.0))
+DEFINE_ROW(amx_bf16, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 100.0)
+DEFINE_ROW(bf16_amx_bf16, mlai_attention_bf16_amx_bf16, BF16_Q, BF16_KV, 700.0)
 #endif

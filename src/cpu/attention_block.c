@@ -50,6 +50,8 @@ void mlai_block_memory_take(mlai_arena *arena, const mlai_attention_kernel *kern
     memory->scratch = mlai_arena_take(arena, kernel->scratch_bytes(shape, n_rows));
     memory->total = mlai_triple_take(arena, n_rows, stride);
     memory->segment = mlai_triple_take(arena, n_rows, stride);
+    memory->apart = mlai_triple_take(arena, n_rows, stride);
+    memory->saved = mlai_arena_take(arena, (MLAI_MAX_PIECES + 1) * MLAI_UNIT_KEYS * sizeof(void *));
 }
 
 void mlai_block_memory_start(mlai_block_memory *memory, const mlai_attention_shape *shape)
@@ -60,6 +62,110 @@ void mlai_block_memory_start(mlai_block_memory *memory, const mlai_attention_sha
     memset(memory->values, 0, MLAI_UNIT_POINTERS * sizeof(void *));
 }
 
+/* ---- values that are not finite ----------------------------------------------------------------
+ */
+
+static bool is_finite_u8(const uint8_t *x, int64_t n, uint8_t top)
+{
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < n; i++)
+        bad |= (x[i] & top) == top;
+    return bad == 0;
+}
+
+static bool is_finite_u16(const uint16_t *x, int64_t n, uint16_t top)
+{
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < n; i++)
+        bad |= (x[i] & top) == top;
+    return bad == 0;
+}
+
+static bool is_finite_u32(const uint32_t *x, int64_t n)
+{
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < n; i++)
+        bad |= (x[i] & 0x7f800000u) == 0x7f800000u;
+    return bad == 0;
+}
+
+/* Whether n values of a row are finite, by their exponent bits. */
+static bool is_finite_row(const void *row, int32_t format, int64_t n)
+{
+    uint32_t scales[MLAI_DS656_TILES];
+    switch (format) {
+    case MLA_FORMAT_F32:
+        return is_finite_u32(row, n);
+    case MLA_FORMAT_BF16:
+        return is_finite_u16(row, n, 0x7f80);
+    case MLA_FORMAT_F16:
+        return is_finite_u16(row, n, 0x7c00);
+    case MLA_FORMAT_E4M3:
+        return is_finite_u8(row, n, 0x7f);
+    case MLA_FORMAT_E5M2:
+        return is_finite_u8(row, n, 0x7c);
+    default: /* ds656 */
+        memcpy(scales, (const char *)row + n, sizeof scales);
+        return is_finite_u8(row, n, 0x7f) && is_finite_u32(scales, MLAI_DS656_TILES);
+    }
+}
+
+/* Keys first..end-1, which not every row sees. */
+static bool are_finite(const mlai_unit *u, int32_t first)
+{
+    for (int32_t key = first; key < u->n_keys; key++) {
+        if (!is_finite_row(u->values[key], u->shape->kv_format, u->shape->value_dims))
+            return false;
+    }
+    return true;
+}
+
+static void set_pointers(mlai_block_memory *memory, const void *const *saved, const mlai_unit *u,
+                         int32_t row)
+{
+    const void **slots[MLAI_MAX_PIECES + 1] = {memory->keys[0], memory->keys[1], memory->values};
+    for (int32_t slot = 0; slot <= MLAI_MAX_PIECES; slot++) {
+        for (int32_t key = 0; key < u->n_keys; key++) {
+            bool is_seen = row < 0 || (key < u->visible[row] &&
+                                       !(u->hidden && u->hidden[key * MLAI_BLOCK_ROWS + row]));
+            slots[slot][key] = is_seen ? saved[slot * MLAI_UNIT_KEYS + key] : memory->zeros;
+        }
+    }
+}
+
+/* The unit once for each run of rows that see the same keys; their triples join acc as one would.
+ */
+static void run_apart(const mlai_block *block, mlai_unit *u)
+{
+    mlai_block_memory *memory = block->memory;
+    mlai_triple acc = u->acc, apart = memory->apart;
+    bool is_first = u->is_first;
+    int64_t stride = block->kernel->o_stride(block->shape);
+    for (int32_t slot = 0; slot <= MLAI_MAX_PIECES; slot++)
+        memcpy(memory->saved + slot * MLAI_UNIT_KEYS,
+               slot < MLAI_MAX_PIECES ? memory->keys[slot] : memory->values,
+               (size_t)u->n_keys * sizeof(void *));
+    u->acc = apart;
+    u->is_first = true;
+    for (int32_t row = 0, end; row < u->n_rows; row = end) {
+        for (end = row + 1; end < u->n_rows && !u->hidden; end++) {
+            if (u->visible[end] != u->visible[row])
+                break;
+        }
+        set_pointers(memory, memory->saved, u, row);
+        block->kernel->unit(u);
+        if (!is_first) {
+            block->kernel->fold(acc, apart, stride, row, end);
+            continue;
+        }
+        size_t n = (size_t)(end - row) * sizeof(float);
+        memcpy(acc.m + row, apart.m + row, n);
+        memcpy(acc.l + row, apart.l + row, n);
+        memcpy(acc.o + row * stride, apart.o + row * stride, n * (size_t)stride);
+    }
+    set_pointers(memory, memory->saved, u, -1);
+}
+
 void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *hidden,
                          mlai_triple acc, bool is_first)
 {
@@ -68,9 +174,12 @@ void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *h
     int32_t n_keys = (int32_t)mlai_min_i64(MLAI_UNIT_KEYS, block->max_bound - first_key);
     int32_t lanes = block->kernel->lanes;
     int32_t padded_rows = (block->n_rows + lanes - 1) / lanes * lanes;
+    int32_t seen_by_all = hidden ? 0 : n_keys;
     for (int32_t row = 0; row < block->n_rows; row++) {
         int64_t seen = memory->bounds[row] - first_key;
         memory->visible[row] = (int32_t)mlai_max_i64(0, mlai_min_i64(seen, n_keys));
+        if (memory->visible[row] < seen_by_all)
+            seen_by_all = memory->visible[row];
     }
     /* Lanes beyond the rows must not make anyone mask: they see all, and nobody reads them. */
     for (int32_t row = block->n_rows; row < padded_rows; row++)
@@ -96,7 +205,10 @@ void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *h
     for (int32_t i = 0; i < block->shape->n_pieces; i++)
         u.keys[i] = memory->keys[i];
     u.values = block->shares_rows ? (const void *const *)memory->keys[0] : memory->values;
-    block->kernel->unit(&u);
+    if (seen_by_all == n_keys || are_finite(&u, seen_by_all))
+        block->kernel->unit(&u);
+    else
+        run_apart(block, &u);
 }
 
 void mlai_progress_close(const mlai_attention_kernel *kernel, mlai_progress *progress,

@@ -17,16 +17,18 @@
 /* Memory of one task, cut from the workspace. */
 typedef struct mlai_block_memory {
     const void **keys[MLAI_MAX_PIECES]; /* [MLAI_UNIT_POINTERS] */
-    const void **values; /* likewise, for values that are not the keys' */
-    const void *zeros; /* a row of zeros as wide as the widest row */
-    int64_t *bounds; /* [MLAI_BLOCK_ROWS] */
-    int32_t *visible; /* [MLAI_BLOCK_ROWS] */
-    uint8_t *hidden; /* [MLAI_UNIT_KEYS][MLAI_BLOCK_ROWS], NULL without a mask */
+    const void **values;                /* likewise, for values that are not the keys' */
+    const void *zeros;                  /* a row of zeros as wide as the widest row */
+    int64_t *bounds;                    /* [MLAI_BLOCK_ROWS] */
+    int32_t *visible;                   /* [MLAI_BLOCK_ROWS] */
+    uint8_t *hidden;                    /* [MLAI_UNIT_KEYS][MLAI_BLOCK_ROWS], NULL without a mask */
     const void **q_rows[MLAI_MAX_PIECES]; /* [MLAI_BLOCK_ROWS] */
     void *q;
     void *scratch;
-    mlai_triple total; /* whole segments */
+    mlai_triple total;   /* whole segments */
     mlai_triple segment; /* the running one */
+    mlai_triple apart;   /* a unit done again, see mlai_block_run_unit */
+    const void **saved;  /* [MLAI_MAX_PIECES + 1][MLAI_UNIT_KEYS] its pointers meanwhile */
 } mlai_block_memory;
 
 typedef struct mlai_block {
@@ -67,6 +69,11 @@ static inline int64_t mlai_block_units(int64_t max_bound)
  * One unit into acc (written when is_first, else folded). memory->keys (and values) hold the unit's
  * row pointers up to its n_keys = min(MLAI_UNIT_KEYS, max_bound - unit * MLAI_UNIT_KEYS) keys, and
  * after a full unit those of up to MLAI_AHEAD_KEYS more.
+ *
+ * A kernel multiplies a key's values with p = 0 for rows of the block that do not see it, which is
+ * harmless as long as they are finite. Values that some row does not see are therefore looked at
+ * first; when they hold NaN or infinity, rows that see the same keys are done apart, with rows of
+ * zeros in place of the others: the same bits, only slower.
  */
 void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *hidden,
                          mlai_triple acc, bool is_first);

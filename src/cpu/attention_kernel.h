@@ -11,14 +11,15 @@
  * (q . k)); then out = o / l and lse = ln 2 * (m + log2 l).
  *
  * Order of operations. A row's score of a key is one chain over the dims, in order; a unit has one
- * maximum, one chain of additions into l and one chain over the keys into o; the unit's triple is
- * then folded into the accumulator:  o = fma(o_unit, b, o * a). A kernel does the same operations
- * whatever the number of rows, keys or columns beside, so that a row's bits depend on itself alone.
- * A key that a row does not see has p = 0 exactly: it changes no bit as long as its values are finite.
+ * maximum, two chains of additions into l (even and odd keys) and one chain over the keys into o;
+ * the unit's triple is then folded into the accumulator:  o = fma(o_unit, b, o * a). A kernel does
+ * the same operations whatever the number of rows, keys or columns beside, so that a row's bits
+ * depend on itself alone. A key that a row does not see has p = 0 exactly: it changes no bit as
+ * long as its values are finite.
  *
- * Keys come as row pointers, so pages, strides and split tensors cost nothing here. From n_keys up to
- * the next even number the pointers lead to a row of zeros; those after it, up to MLAI_AHEAD_KEYS,
- * lead to the rows that come next or anywhere: they are for prefetching only.
+ * Keys come as row pointers, so pages, strides and split tensors cost nothing here. From n_keys up
+ * to the next even number the pointers lead to a row of zeros; those after it, up to
+ * MLAI_AHEAD_KEYS, lead to the rows that come next or anywhere: they are for prefetching only.
  */
 #ifndef MLAI_ATTENTION_KERNEL_H
 #define MLAI_ATTENTION_KERNEL_H
@@ -30,7 +31,7 @@ enum {
     MLAI_AHEAD_KEYS = 32,
     MLAI_UNIT_POINTERS = MLAI_UNIT_KEYS + MLAI_AHEAD_KEYS,
     MLAI_SEGMENT_UNITS = 8, /* units folded in place before the next level */
-    MLAI_BLOCK_ROWS = 128, /* query rows of a block at most */
+    MLAI_BLOCK_ROWS = 128,  /* query rows of a block at most */
     MLAI_MAX_PIECES = 2,
     MLAI_NARROW_HEADS = 8, /* see is_narrow */
     MLAI_DS656_TILE = 128,
@@ -53,23 +54,22 @@ typedef struct mlai_attention_shape {
     int32_t value_dims;
     int32_t q_format;
     int32_t kv_format; /* MLA_FORMAT_DS656: pieces are 512 and 64 of the packed row */
-    int32_t
-        is_narrow; /* few heads: scores are summed with dims in lanes, not rows, so that lanes are
-                        * not wasted. Not a choice by block: the order of additions differs. */
+    int32_t is_narrow; /* few heads: scores are summed with dims in lanes, not rows, so that lanes
+                        * are not wasted. Not a choice by block: the order of additions differs. */
     int32_t out_format;
 } mlai_attention_shape;
 
 typedef struct mlai_unit {
     const mlai_attention_shape *shape;
-    const void *q; /* from pack_q */
+    const void *q;  /* from pack_q */
     int32_t n_rows; /* of the block */
     int32_t n_keys; /* the largest bound of the block's rows in this unit, 1.. */
     const void *const *keys[MLAI_MAX_PIECES]; /* [n_keys, rounded up to even], caller's rows */
-    const void *const *values; /* likewise; keys[0] itself for a latent cache */
+    const void *const *values;                /* likewise; keys[0] itself for a latent cache */
     const int32_t *visible; /* [n_rows, rounded up to lanes]: the row sees keys 0..visible-1 */
-    const uint8_t *hidden; /* or NULL; [n_keys][MLAI_BLOCK_ROWS], not 0 = not seen */
-    float scale; /* of q . k */
-    float cap; /* 0 = off */
+    const uint8_t *hidden;  /* or NULL; [n_keys][MLAI_BLOCK_ROWS], not 0 = not seen */
+    float scale;            /* of q . k */
+    float cap;              /* 0 = off */
     mlai_triple acc;
     bool is_first; /* acc is empty and is written, not read */
     void *scratch; /* scratch_bytes */
@@ -98,9 +98,11 @@ extern const mlai_attention_kernel mlai_attention_f32_c;
 extern const mlai_attention_kernel mlai_attention_f32_avx2;
 extern const mlai_attention_kernel mlai_attention_f32_avx512;
 extern const mlai_attention_kernel mlai_attention_bf16_avx512_bf16;
+extern const mlai_attention_kernel mlai_attention_bf16_amx_bf16;
 #endif
 
-/* ---- drivers ------------------------------------------------------------------------------------ */
+/* ---- drivers ------------------------------------------------------------------------------------
+ */
 
 /* Decode, verify and extend over a paged latent cache, see decode.c. */
 uint64_t mlai_drive_decode_bytes(const mlai_attention_kernel *kernel, const mla_problem *problem,

@@ -40,5 +40,7 @@ extern const mla_solution mlai_rows_avx512[];
 extern const int32_t mlai_n_rows_avx512;
 extern const mla_solution mlai_rows_avx512_bf16[];
 extern const int32_t mlai_n_rows_avx512_bf16;
+extern const mla_solution mlai_rows_amx_bf16[];
+extern const int32_t mlai_n_rows_amx_bf16;
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * What the families' rows of merge, write, gather, rope, rope_write, absorb, project and pack share:
- * which problems they take, and that they need no workspace. See elementwise.h.
+ * What the families' rows of merge, write, gather, rope, rope_write, absorb, project and pack
+ * share: which problems they take, and that they need no workspace. See elementwise.h.
  */
 #include "cpu/elementwise.h"
 
@@ -100,8 +100,8 @@ static int32_t accepts_weight(const mla_problem *problem, char *why, uint64_t wh
     if (!in_set(problem->q_format, MLAI_FLOATS))
         return refuse(why, why_bytes, "no activations of", problem->q_format);
     if (problem->kv_format != problem->q_format && problem->kv_format != MLA_FORMAT_F32)
-        return refuse(why, why_bytes, "the weight is neither the activations' format nor f32:",
-                      problem->kv_format);
+        return refuse(why, why_bytes,
+                      "the weight is neither the activations' format nor f32:", problem->kv_format);
     return 1;
 }
 

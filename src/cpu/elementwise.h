@@ -1,9 +1,9 @@
 /*
- * The CPU solutions of the operators that are not attention: merge, write, gather, rope, rope_write,
- * absorb, project, pack. Each kernel is one source under kernels/, compiled once for each family
- * with the family's instruction set and MLAI_FAMILY set to its name; no contraction of a * b + c, so
- * that the memory-bound ones give the same bits in every family. Only absorb and project use fused
- * multiply-add where the family has it.
+ * The CPU solutions of the operators that are not attention: merge, write, gather, rope,
+ * rope_write, absorb, project, pack. Each kernel is one source under kernels/, compiled once for
+ * each family with the family's instruction set and MLAI_FAMILY set to its name; no contraction of
+ * a * b + c, so that the memory-bound ones give the same bits in every family. Only absorb and
+ * project use fused multiply-add where the family has it.
  *
  * The family tables (rows_<family>.c) list them with MLAI_ELEMENTWISE_ROWS. All of them take every
  * problem that the operator layer lets through, need no workspace, and give each row the same bits
@@ -21,8 +21,7 @@
       "1 to 64 states, any widths and strides, in place")                                          \
     X(WRITE, write, family, "rows f32 bf16 f16; cache f32 bf16 f16 e4m3 e5m2 ds656",               \
       "any dims, page sizes and strides, split cache, k_scale, sanitize")                          \
-    X(GATHER, gather, family,                                                                      \
-      "cache f32 bf16 f16 e4m3 e5m2 ds656; rows f32 bf16 f16 e4m3 e5m2",                           \
+    X(GATHER, gather, family, "cache f32 bf16 f16 e4m3 e5m2 ds656; rows f32 bf16 f16 e4m3 e5m2",   \
       "any dims, page sizes and strides, split cache, k_scale")                                    \
     X(ROPE, rope, family, "x f32 bf16 f16; out f32 bf16 f16 e4m3 e5m2",                            \
       "interleaved and half-split, any even width, in place")                                      \
@@ -52,9 +51,11 @@ MLAI_ELEMENTWISE_OPS(MLAI_ELEMENTWISE_DECLARE, c)
 MLAI_ELEMENTWISE_OPS(MLAI_ELEMENTWISE_DECLARE, avx2)
 MLAI_ELEMENTWISE_OPS(MLAI_ELEMENTWISE_DECLARE, avx512)
 MLAI_ELEMENTWISE_OPS(MLAI_ELEMENTWISE_DECLARE, avx512_bf16)
+MLAI_ELEMENTWISE_OPS(MLAI_ELEMENTWISE_DECLARE, amx_bf16)
 #endif
 
-/* One family's rows; before it, the table defines MLAI_ROWS_FEATURES and MLAI_ROWS_FEATURES_TEXT. */
+/* One family's rows; before it, the table defines MLAI_ROWS_FEATURES and MLAI_ROWS_FEATURES_TEXT.
+ */
 #define MLAI_ELEMENTWISE_ROW(constant, stem, family_name, formats_text, features_text)             \
     {.struct_size = sizeof(mla_solution),                                                          \
      .version = MLA_SOLUTION_VERSION,                                                              \

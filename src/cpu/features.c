@@ -6,6 +6,7 @@
 
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
 #endif
 #include <unistd.h>
 
@@ -19,16 +20,29 @@ static uint64_t read_xcr0(void)
     return ((uint64_t)high << 32) | low;
 }
 
+/* Linux saves tiles only for processes that asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA), once
+ * for all threads. It refuses when a thread has a signal stack that is too small for them. */
+static bool may_use_tiles(void)
+{
+#if defined(__linux__)
+    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#else
+    return false;
+#endif
+}
+
 uint64_t mlai_cpu_detect_features(void)
 {
     uint32_t a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d))
         return 0;
-    bool os_saves = (c & bit_OSXSAVE) != 0, has_fma = (c & bit_FMA) != 0, has_f16c = (c & bit_F16C) != 0;
+    bool os_saves = (c & bit_OSXSAVE) != 0, has_fma = (c & bit_FMA) != 0,
+         has_f16c = (c & bit_F16C) != 0;
     if (!os_saves)
         return 0;
     uint64_t xcr0 = read_xcr0(), features = 0;
-    bool ymm = (xcr0 & 0x6) == 0x6, zmm = (xcr0 & 0xe6) == 0xe6, tiles = (xcr0 & 0x60000) == 0x60000;
+    bool ymm = (xcr0 & 0x6) == 0x6, zmm = (xcr0 & 0xe6) == 0xe6,
+         tiles = (xcr0 & 0x60000) == 0x60000;
     uint32_t b7, c7, d7, a71 = 0, unused;
     if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7))
         return 0;
@@ -44,7 +58,8 @@ uint64_t mlai_cpu_detect_features(void)
         if (c7 & (1u << 1))
             features |= MLA_CPU_AVX512_VBMI;
     }
-    if (tiles && (d7 & (1u << 22)) && (d7 & (1u << 24)))
+    if (tiles && (features & MLA_CPU_AVX512_BF16) && (d7 & (1u << 22)) && (d7 & (1u << 24)) &&
+        may_use_tiles())
         features |= MLA_CPU_AMX_BF16;
     return features;
 }

@@ -1,8 +1,8 @@
 /*
- * The default thread pool: n_threads - 1 workers and the caller. A run publishes (fn, arg, n_tasks) under a
- * lock and wakes the workers; tasks are drawn from one atomic counter, so no task waits for another.
- * Workers spin a little before they sleep, since operators follow each other within microseconds.
- * Callers on several threads take turns. Workers end with the pool.
+ * The default thread pool: n_threads - 1 workers and the caller. A run publishes (fn, arg, n_tasks)
+ * under a lock and wakes the workers; tasks are drawn from one atomic counter, so no task waits for
+ * another. Workers spin a little before they sleep, since operators follow each other within
+ * microseconds. Callers on several threads take turns. Workers end with the pool.
  *
  *   generation  odd/even does not matter: it grows by one a run, workers wait for it to change
  *   pending     workers that have not yet left the current run; the caller waits for 0
@@ -18,8 +18,8 @@ enum { SPINS = 4000 };
 struct mlai_thread_pool {
     pthread_mutex_t turn; /* one run at a time */
     pthread_mutex_t lock;
-    pthread_cond_t wake;  /* generation changed, or the pool ends */
-    pthread_cond_t done;  /* pending became 0 */
+    pthread_cond_t wake; /* generation changed, or the pool ends */
+    pthread_cond_t done; /* pending became 0 */
     _Atomic uint64_t generation;
     _Atomic int32_t pending;
     _Atomic int32_t next_task;
@@ -59,7 +59,8 @@ static bool wait_for_work(mlai_thread_pool *pool, uint64_t seen)
         relax();
     }
     pthread_mutex_lock(&pool->lock);
-    while (atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen && !pool->is_ending)
+    while (atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen &&
+           !pool->is_ending)
         pthread_cond_wait(&pool->wake, &pool->lock);
     bool go_on = !pool->is_ending;
     pthread_mutex_unlock(&pool->lock);
@@ -131,8 +132,8 @@ mla_status mlai_thread_pool_create(int32_t n_threads, mlai_thread_pool **out, ml
         if (!pool->workers || pthread_create(&pool->workers[i], NULL, work, pool) != 0) {
             mlai_thread_pool_destroy(pool);
             return mlai_fail(diag, MLA_ERROR_OUT_OF_MEMORY,
-                             "thread %d of %d could not be started; set options.n_threads lower", i + 2,
-                             n_threads);
+                             "thread %d of %d could not be started; set options.n_threads lower",
+                             i + 2, n_threads);
         }
         pool->n_workers++;
     }
@@ -181,7 +182,8 @@ static void item_task(void *user, int32_t task)
     }
 }
 
-void mlai_for_items(const mla_exec *exec, int64_t n_items, int64_t grain, mlai_item_fn fn, void *arg)
+void mlai_for_items(const mla_exec *exec, int64_t n_items, int64_t grain, mlai_item_fn fn,
+                    void *arg)
 {
     if (n_items <= 0)
         return;

@@ -3,10 +3,10 @@
  * same build runs where there is neither a GPU nor a driver, and then says so.
  *
  * Kernels come as images embedded in the library (images.c), loaded once a process and device with
- * cuLibraryLoadData, which belongs to no context: a kernel runs in whichever context is current when
- * it is launched. libmla uses the caller's current context when it is on the tensors' device, else the
- * device's primary context, pushed for the call and popped after it; it never changes what is current.
- * Least driver: 525.60 (CUDA 12.0), the first with cuLibraryLoadData.
+ * cuLibraryLoadData, which belongs to no context: a kernel runs in whichever context is current
+ * when it is launched. libmla uses the caller's current context when it is on the tensors' device,
+ * else the device's primary context, pushed for the call and popped after it; it never changes what
+ * is current. Least driver: 525.60 (CUDA 12.0), the first with cuLibraryLoadData.
  */
 #ifndef MLAI_CUDA_H
 #define MLAI_CUDA_H
@@ -78,7 +78,7 @@ typedef struct mlai_cuda_device {
 
 struct mlai_cuda {
     mlai_cuda_api api;
-    void *library; /* libcuda */
+    void *library;          /* libcuda */
     int32_t driver_version; /* 12040 = CUDA 12.4 */
     int32_t n_devices;
     mlai_cuda_device devices[MLAI_CUDA_MAX_DEVICES];
@@ -111,8 +111,8 @@ typedef struct mlai_cuda_launch {
     uint32_t block[3];
     uint32_t cluster; /* CTAs of a cluster along x; 0 or 1 = none */
     uint32_t smem_bytes;
-    bool cooperative;         /* all CTAs resident together */
-    bool programmatic;        /* may start while the previous kernel of the stream ends */
+    bool cooperative;  /* all CTAs resident together */
+    bool programmatic; /* may start while the previous kernel of the stream ends */
 } mlai_cuda_launch;
 
 /* Launches one kernel that takes one parameter struct by value, on exec->stream. */

@@ -37,8 +37,10 @@ static bool load_functions(mlai_cuda *cuda, char *why, size_t why_bytes)
         if (get(#function, &address, API_VERSION, CU_GET_PROC_ADDRESS_DEFAULT, NULL) !=            \
                 CUDA_SUCCESS ||                                                                    \
             !address) {                                                                            \
-            mlai_append(why, why_bytes, "the NVIDIA driver has no %s; 525.60 (CUDA 12.0) or "      \
-                                        "later is needed", #function);                             \
+            mlai_append(why, why_bytes,                                                            \
+                        "the NVIDIA driver has no %s; 525.60 (CUDA 12.0) or "                      \
+                        "later is needed",                                                         \
+                        #function);                                                                \
             return false;                                                                          \
         }                                                                                          \
         *(void **)&cuda->api.function = address;                                                   \
@@ -182,8 +184,9 @@ mla_status mlai_cuda_kernel(mlai_cuda_device *device, const char *image, const c
         return mlai_fail(diag, MLA_ERROR_DEVICE, "kernel %s could not be loaded on %s: %s", kernel,
                          device->name, mlai_cuda_error_name(cuda, result));
     }
-    return mlai_fail(diag, MLA_ERROR_DEVICE, "the image %s with kernel %s does not run on %s (sm_%d)",
-                     image, kernel, device->name, device->arch);
+    return mlai_fail(diag, MLA_ERROR_DEVICE,
+                     "the image %s with kernel %s does not run on %s (sm_%d)", image, kernel,
+                     device->name, device->arch);
 }
 
 mla_status mlai_cuda_run(const mla_exec *exec, CUkernel kernel, const mlai_cuda_launch *launch,

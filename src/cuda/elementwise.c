@@ -1,7 +1,8 @@
 /*
  * Launchers of the portable row kernels (kernels/rows.cu): write, gather, rope, rope_write, merge,
- * pack on CUDA tensors. Each turns the validated parameter struct into the kernel's own and launches
- * it on exec->stream: asynchronous, no allocation, no synchronisation, fit for graph capture.
+ * pack on CUDA tensors. Each turns the validated parameter struct into the kernel's own and
+ * launches it on exec->stream: asynchronous, no allocation, no synchronisation, fit for graph
+ * capture.
  */
 #include "cuda/elementwise.h"
 #include "cuda/cuda.h"
@@ -17,7 +18,8 @@ static mla_status launch_rows(const mla_exec *exec, const char *kernel_name, int
     if (rows <= 0)
         return MLA_OK;
     MLAI_TRY(mlai_cuda_kernel(device, "rows", kernel_name, 0, &kernel, diag));
-    int64_t blocks = mlai_min_i64(mlai_ceil_div(rows, WARPS), (int64_t)device->sm_count * BLOCKS_PER_SM);
+    int64_t blocks =
+        mlai_min_i64(mlai_ceil_div(rows, WARPS), (int64_t)device->sm_count * BLOCKS_PER_SM);
     mlai_cuda_launch launch = {.grid = {(uint32_t)blocks, 1, 1}, .block = {THREADS, 1, 1}};
     return mlai_cuda_run(exec, kernel, &launch, params, diag);
 }
@@ -50,8 +52,9 @@ static mlai_cuda_index index_of(const mla_tensor *t)
     return (mlai_cuda_index){t->data, t->stride[0], t->format == MLA_FORMAT_I64};
 }
 
-static mlai_cuda_cache cache_of(const mla_tensor *kv, const mla_tensor *kv_rope, int32_t kv_lora_rank,
-                                int32_t qk_rope_head_dim, float k_scale, int32_t sanitize)
+static mlai_cuda_cache cache_of(const mla_tensor *kv, const mla_tensor *kv_rope,
+                                int32_t kv_lora_rank, int32_t qk_rope_head_dim, float k_scale,
+                                int32_t sanitize)
 {
     int64_t bytes = mla_format_bytes(kv->format);
     mlai_cuda_cache cache = {.latent = kv->data,
@@ -103,8 +106,9 @@ mla_status mlai_cuda_write(const mla_exec *exec, const mla_problem *problem, con
         .latent = rows_of(&p->latent),
         .rope = rope_rows_of(&p->latent, &p->rope, p->kv_lora_rank),
         .tokens = problem->tokens,
-        .wide = is_wide(&p->latent) && is_wide(&p->rope) &&
-                cache_is_wide(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank, p->qk_rope_head_dim)};
+        .wide =
+            is_wide(&p->latent) && is_wide(&p->rope) &&
+            cache_is_wide(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank, p->qk_rope_head_dim)};
     return launch_rows(exec, "mla_write_rows", own.tokens, &own, diag);
 }
 
@@ -119,8 +123,9 @@ mla_status mlai_cuda_gather(const mla_exec *exec, const mla_problem *problem, co
         .latent = rows_of(&p->latent),
         .rope = rope_rows_of(&p->latent, &p->rope, p->kv_lora_rank),
         .tokens = problem->tokens,
-        .wide = is_wide(&p->latent) && is_wide(&p->rope) &&
-                cache_is_wide(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank, p->qk_rope_head_dim)};
+        .wide =
+            is_wide(&p->latent) && is_wide(&p->rope) &&
+            cache_is_wide(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank, p->qk_rope_head_dim)};
     return launch_rows(exec, "mla_gather_rows", own.tokens, &own, diag);
 }
 

@@ -1,19 +1,22 @@
 /* Inline PTX for Hopper (sm_90a): one function, one instruction.
  *
- * What is here: shared-memory addresses, mbarriers (local and across a cluster), the bulk copy engine (plain and
- * tensor, multicast, cache hints), wgmma with its descriptors, ldmatrix / stmatrix / movmatrix, setmaxnreg, named
- * barriers, proxy fences, cluster barriers, and programmatic dependent launch.
+ * What is here: shared-memory addresses, mbarriers (local and across a cluster), the bulk copy
+ * engine (plain and tensor, multicast, cache hints), wgmma with its descriptors, ldmatrix /
+ * stmatrix / movmatrix, setmaxnreg, named barriers, proxy fences, cluster barriers, and
+ * programmatic dependent launch.
  *
  * Conventions
  *   - Shared addresses are 32-bit (mlai_smem_u32), global ones are plain pointers.
- *   - An mbarrier wait takes the parity of the phase waited for: a fresh barrier is in phase 0, so waiting for
- *     parity 1 on it returns at once and waiting for parity 0 blocks until the first completion.
- *   - wgmma accumulators are float (&d)[N / 2]: d[4 i + 0, 1] is row lane / 4 and d[4 i + 2, 3] row lane / 4 + 8 of the
- *     warp's 16 rows, columns 8 i + 2 (lane % 4) + {0, 1}.
- *   - A wgmma operand is K-major when its K index is contiguous in memory, else MN-major (template argument 1).
+ *   - An mbarrier wait takes the parity of the phase waited for: a fresh barrier is in phase 0, so
+ * waiting for parity 1 on it returns at once and waiting for parity 0 blocks until the first
+ * completion.
+ *   - wgmma accumulators are float (&d)[N / 2]: d[4 i + 0, 1] is row lane / 4 and d[4 i + 2, 3] row
+ * lane / 4 + 8 of the warp's 16 rows, columns 8 i + 2 (lane % 4) + {0, 1}.
+ *   - A wgmma operand is K-major when its K index is contiguous in memory, else MN-major (template
+ * argument 1).
  *   - Only one thread issues a bulk copy; every thread of a warpgroup issues a wgmma.
- * Limits: needs -gencode=arch=compute_90a,code=sm_90a; includes only <cuda.h>'s CUtensorMap and fixed-width integers.
- * Called by: the *_sm90a.cu kernels of this folder.
+ * Limits: needs -gencode=arch=compute_90a,code=sm_90a; includes only <cuda.h>'s CUtensorMap and
+ * fixed-width integers. Called by: the *_sm90a.cu kernels of this folder.
  */
 #ifndef MLAI_PTX_SM90A_CUH
 #define MLAI_PTX_SM90A_CUH
@@ -23,7 +26,7 @@
 
 #define MLAI_DEV static __device__ __forceinline__
 
-/* ---- threads and addresses -------------------------------------------------------------------------------------- */
+/* ---- threads and addresses ------------------------------------------------------------------- */
 
 MLAI_DEV uint32_t mlai_smem_u32(const void *p)
 {
@@ -34,7 +37,8 @@ MLAI_DEV uint32_t mlai_smem_u32(const void *p)
 MLAI_DEV bool mlai_elect_one(void)
 {
     uint32_t elected;
-    asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+    asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(elected));
     return elected != 0;
 }
 
@@ -45,7 +49,7 @@ MLAI_DEV uint32_t mlai_sm_id(void)
     return id;
 }
 
-/* ---- mbarriers -------------------------------------------------------------------------------------------------- */
+/* ---- mbarriers ------------------------------------------------------------------------------- */
 
 MLAI_DEV void mlai_mbar_init(uint32_t bar, uint32_t arrivals)
 {
@@ -65,7 +69,8 @@ MLAI_DEV void mlai_mbar_arrive(uint32_t bar)
 
 MLAI_DEV void mlai_mbar_arrive_expect_tx(uint32_t bar, uint32_t bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 }
 
 MLAI_DEV void mlai_mbar_expect_tx(uint32_t bar, uint32_t bytes)
@@ -76,7 +81,8 @@ MLAI_DEV void mlai_mbar_expect_tx(uint32_t bar, uint32_t bytes)
 /* Arrives on a barrier of another CTA of the cluster; `remote_bar` comes from mlai_mapa. */
 MLAI_DEV void mlai_mbar_arrive_cluster(uint32_t remote_bar)
 {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_bar) : "memory");
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_bar)
+                 : "memory");
 }
 
 MLAI_DEV bool mlai_mbar_test(uint32_t bar, uint32_t parity)
@@ -112,7 +118,8 @@ MLAI_DEV void mlai_mbar_wait_cluster(uint32_t bar, uint32_t parity)
 {
     uint32_t done;
     do {
-        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 "
+                     "p, [%1], %2;\n"
                      " selp.u32 %0, 1, 0, p;\n}"
                      : "=r"(done)
                      : "r"(bar), "r"(parity)
@@ -120,7 +127,7 @@ MLAI_DEV void mlai_mbar_wait_cluster(uint32_t bar, uint32_t parity)
     } while (!done);
 }
 
-/* ---- named barriers, fences, cluster ---------------------------------------------------------------------------- */
+/* ---- named barriers, fences, cluster --------------------------------------------------------- */
 
 MLAI_DEV void mlai_bar_sync(uint32_t id, uint32_t threads)
 {
@@ -136,15 +143,17 @@ MLAI_DEV void mlai_bar_arrive(uint32_t id, uint32_t threads)
 MLAI_DEV bool mlai_bar_red_or(uint32_t id, uint32_t threads, bool value)
 {
     uint32_t any;
-    asm volatile("{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n barrier.cta.red.or.pred q, %2, %3, p;\n"
-                 " selp.u32 %0, 1, 0, q;\n}"
-                 : "=r"(any)
-                 : "r"((uint32_t)value), "r"(id), "r"(threads)
-                 : "memory");
+    asm volatile(
+        "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n barrier.cta.red.or.pred q, %2, %3, p;\n"
+        " selp.u32 %0, 1, 0, q;\n}"
+        : "=r"(any)
+        : "r"((uint32_t)value), "r"(id), "r"(threads)
+        : "memory");
     return any != 0;
 }
 
-/* Orders this thread's earlier ordinary shared stores before later reads by wgmma or the copy engine. */
+/* Orders this thread's earlier ordinary shared stores before later reads by wgmma or the copy
+ * engine. */
 MLAI_DEV void mlai_fence_proxy_async_shared(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -185,7 +194,7 @@ MLAI_DEV uint32_t mlai_mapa(uint32_t smem, uint32_t rank)
     return remote;
 }
 
-/* ---- programmatic dependent launch, register hand-over ---------------------------------------------------------- */
+/* ---- programmatic dependent launch, register hand-over --------------------------------------- */
 
 MLAI_DEV void mlai_grid_dependency_wait(void)
 {
@@ -207,7 +216,7 @@ template <int Regs> MLAI_DEV void mlai_setmaxnreg_dec(void)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Regs));
 }
 
-/* ---- global memory: relaxed / acquire / release and cache-hinted accesses --------------------------------------- */
+/* ---- global memory: relaxed / acquire / release and cache-hinted accesses -------------------- */
 
 MLAI_DEV uint32_t mlai_ld_acquire_gpu(const uint32_t *p)
 {
@@ -219,14 +228,20 @@ MLAI_DEV uint32_t mlai_ld_acquire_gpu(const uint32_t *p)
 MLAI_DEV uint32_t mlai_atom_add_release_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(p), "r"(v)
+                 : "memory");
     return old;
 }
 
 MLAI_DEV uint32_t mlai_atom_add_acq_rel_gpu(uint32_t *p, uint32_t v)
 {
     uint32_t old;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(p), "r"(v)
+                 : "memory");
     return old;
 }
 
@@ -250,7 +265,8 @@ MLAI_DEV void mlai_prefetch_l2(const void *p)
 /* One 16-byte or 8-byte store, whatever the compiler makes of an assignment. */
 MLAI_DEV void mlai_st_f32x4(float *p, float x, float y, float z, float w)
 {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x), "f"(y), "f"(z), "f"(w)
+                 : "memory");
 }
 
 MLAI_DEV void mlai_st_f32x2(float *p, float x, float y)
@@ -296,13 +312,15 @@ MLAI_DEV uint64_t mlai_l2_policy_evict_last(void)
     return policy;
 }
 
-/* ---- asynchronous copies by threads (cp.async) ------------------------------------------------------------------ */
+/* ---- asynchronous copies by threads (cp.async) ----------------------------------------------- */
 
 /* Copies 16 bytes; with live == 0 nothing is read and 16 zero bytes are written. */
 MLAI_DEV void mlai_cp_async_16_zfill(uint32_t smem, const void *global, bool live)
 {
     const int bytes = live ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global),
+                 "r"(bytes)
+                 : "memory");
 }
 
 MLAI_DEV void mlai_cp_async_commit(void)
@@ -315,13 +333,14 @@ template <int Pending> MLAI_DEV void mlai_cp_async_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-/* Arrives on the barrier once this thread's earlier cp.async have landed; does not raise its pending count. */
+/* Arrives on the barrier once this thread's earlier cp.async have landed; does not raise its
+ * pending count. */
 MLAI_DEV void mlai_cp_async_mbar_arrive_noinc(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
-/* ---- the bulk copy engine --------------------------------------------------------------------------------------- */
+/* ---- the bulk copy engine -------------------------------------------------------------------- */
 
 MLAI_DEV void mlai_tma_prefetch_descriptor(const CUtensorMap *map)
 {
@@ -330,12 +349,15 @@ MLAI_DEV void mlai_tma_prefetch_descriptor(const CUtensorMap *map)
 
 MLAI_DEV void mlai_bulk_load(uint32_t smem, const void *global, uint32_t bytes, uint32_t bar)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem),
-                 "l"(global), "r"(bytes), "r"(bar)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(smem),
+        "l"(global), "r"(bytes), "r"(bar)
+        : "memory");
 }
 
-MLAI_DEV void mlai_bulk_load_hint(uint32_t smem, const void *global, uint32_t bytes, uint32_t bar, uint64_t policy)
+MLAI_DEV void mlai_bulk_load_hint(uint32_t smem, const void *global, uint32_t bytes, uint32_t bar,
+                                  uint64_t policy)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
                  " [%0], [%1], %2, [%3], %4;" ::"r"(smem),
@@ -345,15 +367,17 @@ MLAI_DEV void mlai_bulk_load_hint(uint32_t smem, const void *global, uint32_t by
 
 MLAI_DEV void mlai_bulk_store(void *global, uint32_t smem, uint32_t bytes)
 {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(smem), "r"(bytes)
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+                 "r"(smem), "r"(bytes)
                  : "memory");
 }
 
 /* Shared memory of this CTA to shared memory of another CTA of the cluster. */
-MLAI_DEV void mlai_bulk_copy_cluster(uint32_t remote_smem, uint32_t smem, uint32_t bytes, uint32_t remote_bar)
+MLAI_DEV void mlai_bulk_copy_cluster(uint32_t remote_smem, uint32_t smem, uint32_t bytes,
+                                     uint32_t remote_bar)
 {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     remote_smem),
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], "
+                 "[%1], %2, [%3];" ::"r"(remote_smem),
                  "r"(smem), "r"(bytes), "r"(remote_bar)
                  : "memory");
 }
@@ -374,8 +398,8 @@ template <int Pending> MLAI_DEV void mlai_bulk_wait(void)
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-
-MLAI_DEV void mlai_tma_load_2d(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y)
+MLAI_DEV void mlai_tma_load_2d(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t x,
+                               int32_t y)
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];" ::"r"(smem),
@@ -383,29 +407,34 @@ MLAI_DEV void mlai_tma_load_2d(uint32_t smem, const CUtensorMap *map, uint32_t b
                  : "memory");
 }
 
-MLAI_DEV void mlai_tma_load_2d_hint(uint32_t smem, const CUtensorMap *map, uint32_t bar, uint64_t policy,
-                                   int32_t x, int32_t y)
+MLAI_DEV void mlai_tma_load_2d_hint(uint32_t smem, const CUtensorMap *map, uint32_t bar,
+                                    uint64_t policy, int32_t x, int32_t y)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(smem),
-                 "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(smem),
+        "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y)
+        : "memory");
 }
 
-/* The same box to the same offset of every CTA in `cta_mask`; each one's barrier at `bar` counts its bytes. */
-MLAI_DEV void mlai_tma_load_2d_multicast(uint32_t smem, const CUtensorMap *map, uint32_t bar, uint16_t cta_mask,
-                                        int32_t x, int32_t y)
+/* The same box to the same offset of every CTA in `cta_mask`; each one's barrier at `bar` counts
+ * its bytes. */
+MLAI_DEV void mlai_tma_load_2d_multicast(uint32_t smem, const CUtensorMap *map, uint32_t bar,
+                                         uint16_t cta_mask, int32_t x, int32_t y)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes."
+                 "multicast::cluster"
                  " [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(smem),
                  "l"(map), "r"(bar), "h"(cta_mask), "r"(x), "r"(y)
                  : "memory");
 }
 
 MLAI_DEV void mlai_tma_load_2d_multicast_hint(uint32_t smem, const CUtensorMap *map, uint32_t bar,
-                                             uint16_t cta_mask, uint64_t policy, int32_t x, int32_t y)
+                                              uint16_t cta_mask, uint64_t policy, int32_t x,
+                                              int32_t y)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes."
+                 "multicast::cluster"
                  ".L2::cache_hint [%0], [%1, {%5, %6}], [%2], %3, %4;" ::"r"(smem),
                  "l"(map), "r"(bar), "h"(cta_mask), "l"(policy), "r"(x), "r"(y)
                  : "memory");
@@ -414,18 +443,21 @@ MLAI_DEV void mlai_tma_load_2d_multicast_hint(uint32_t smem, const CUtensorMap *
 /* Brings the box into L2 only. */
 MLAI_DEV void mlai_tma_prefetch_2d(const CUtensorMap *map, int32_t x, int32_t y)
 {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
+                 "r"(y)
+                 : "memory");
 }
 
 MLAI_DEV void mlai_tma_store_2d(const CUtensorMap *map, uint32_t smem, int32_t x, int32_t y)
 {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-                 "r"(smem), "r"(x), "r"(y)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+        "r"(smem), "r"(x), "r"(y)
+        : "memory");
 }
 
-
-MLAI_DEV void mlai_tma_load_3d(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y, int32_t z)
+MLAI_DEV void mlai_tma_load_3d(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t x,
+                               int32_t y, int32_t z)
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem),
@@ -433,29 +465,34 @@ MLAI_DEV void mlai_tma_load_3d(uint32_t smem, const CUtensorMap *map, uint32_t b
                  : "memory");
 }
 
-MLAI_DEV void mlai_tma_load_3d_hint(uint32_t smem, const CUtensorMap *map, uint32_t bar, uint64_t policy,
-                                   int32_t x, int32_t y, int32_t z)
+MLAI_DEV void mlai_tma_load_3d_hint(uint32_t smem, const CUtensorMap *map, uint32_t bar,
+                                    uint64_t policy, int32_t x, int32_t y, int32_t z)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(smem),
-                 "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(smem),
+        "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z)
+        : "memory");
 }
 
-/* The same box to the same offset of every CTA in `cta_mask`; each one's barrier at `bar` counts its bytes. */
-MLAI_DEV void mlai_tma_load_3d_multicast(uint32_t smem, const CUtensorMap *map, uint32_t bar, uint16_t cta_mask,
-                                        int32_t x, int32_t y, int32_t z)
+/* The same box to the same offset of every CTA in `cta_mask`; each one's barrier at `bar` counts
+ * its bytes. */
+MLAI_DEV void mlai_tma_load_3d_multicast(uint32_t smem, const CUtensorMap *map, uint32_t bar,
+                                         uint16_t cta_mask, int32_t x, int32_t y, int32_t z)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes."
+                 "multicast::cluster"
                  " [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(smem),
                  "l"(map), "r"(bar), "h"(cta_mask), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
 
 MLAI_DEV void mlai_tma_load_3d_multicast_hint(uint32_t smem, const CUtensorMap *map, uint32_t bar,
-                                             uint16_t cta_mask, uint64_t policy, int32_t x, int32_t y, int32_t z)
+                                              uint16_t cta_mask, uint64_t policy, int32_t x,
+                                              int32_t y, int32_t z)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes."
+                 "multicast::cluster"
                  ".L2::cache_hint [%0], [%1, {%5, %6, %7}], [%2], %3, %4;" ::"r"(smem),
                  "l"(map), "r"(bar), "h"(cta_mask), "l"(policy), "r"(x), "r"(y), "r"(z)
                  : "memory");
@@ -464,18 +501,23 @@ MLAI_DEV void mlai_tma_load_3d_multicast_hint(uint32_t smem, const CUtensorMap *
 /* Brings the box into L2 only. */
 MLAI_DEV void mlai_tma_prefetch_3d(const CUtensorMap *map, int32_t x, int32_t y, int32_t z)
 {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z) : "memory");
-}
-
-MLAI_DEV void mlai_tma_store_3d(const CUtensorMap *map, uint32_t smem, int32_t x, int32_t y, int32_t z)
-{
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-                 "r"(smem), "r"(x), "r"(y), "r"(z)
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map),
+                 "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
 
+MLAI_DEV void mlai_tma_store_3d(const CUtensorMap *map, uint32_t smem, int32_t x, int32_t y,
+                                int32_t z)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+            map),
+        "r"(smem), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
 
-MLAI_DEV void mlai_tma_load_4d(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y, int32_t z, int32_t w)
+MLAI_DEV void mlai_tma_load_4d(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t x,
+                               int32_t y, int32_t z, int32_t w)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem),
@@ -483,49 +525,60 @@ MLAI_DEV void mlai_tma_load_4d(uint32_t smem, const CUtensorMap *map, uint32_t b
                  : "memory");
 }
 
-MLAI_DEV void mlai_tma_load_4d_hint(uint32_t smem, const CUtensorMap *map, uint32_t bar, uint64_t policy,
-                                   int32_t x, int32_t y, int32_t z, int32_t w)
+MLAI_DEV void mlai_tma_load_4d_hint(uint32_t smem, const CUtensorMap *map, uint32_t bar,
+                                    uint64_t policy, int32_t x, int32_t y, int32_t z, int32_t w)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(smem),
-                 "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(w)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(smem),
+        "l"(map), "r"(bar), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
 }
 
-/* The same box to the same offset of every CTA in `cta_mask`; each one's barrier at `bar` counts its bytes. */
-MLAI_DEV void mlai_tma_load_4d_multicast(uint32_t smem, const CUtensorMap *map, uint32_t bar, uint16_t cta_mask,
-                                        int32_t x, int32_t y, int32_t z, int32_t w)
+/* The same box to the same offset of every CTA in `cta_mask`; each one's barrier at `bar` counts
+ * its bytes. */
+MLAI_DEV void mlai_tma_load_4d_multicast(uint32_t smem, const CUtensorMap *map, uint32_t bar,
+                                         uint16_t cta_mask, int32_t x, int32_t y, int32_t z,
+                                         int32_t w)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes."
+                 "multicast::cluster"
                  " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(smem),
                  "l"(map), "r"(bar), "h"(cta_mask), "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
 
 MLAI_DEV void mlai_tma_load_4d_multicast_hint(uint32_t smem, const CUtensorMap *map, uint32_t bar,
-                                             uint16_t cta_mask, uint64_t policy, int32_t x, int32_t y, int32_t z, int32_t w)
+                                              uint16_t cta_mask, uint64_t policy, int32_t x,
+                                              int32_t y, int32_t z, int32_t w)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes."
+                 "multicast::cluster"
                  ".L2::cache_hint [%0], [%1, {%5, %6, %7, %8}], [%2], %3, %4;" ::"r"(smem),
                  "l"(map), "r"(bar), "h"(cta_mask), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
 
 /* Brings the box into L2 only. */
-MLAI_DEV void mlai_tma_prefetch_4d(const CUtensorMap *map, int32_t x, int32_t y, int32_t z, int32_t w)
+MLAI_DEV void mlai_tma_prefetch_4d(const CUtensorMap *map, int32_t x, int32_t y, int32_t z,
+                                   int32_t w)
 {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-
-MLAI_DEV void mlai_tma_store_4d(const CUtensorMap *map, uint32_t smem, int32_t x, int32_t y, int32_t z, int32_t w)
-{
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-                 "r"(smem), "r"(x), "r"(y), "r"(z), "r"(w)
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
 
+MLAI_DEV void mlai_tma_store_4d(const CUtensorMap *map, uint32_t smem, int32_t x, int32_t y,
+                                int32_t z, int32_t w)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+            map),
+        "r"(smem), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
 
-/* ---- 8x8 matrices between registers and shared memory ----------------------------------------------------------- */
+/* ---- 8x8 matrices between registers and shared memory ---------------------------------------- */
 
 MLAI_DEV void mlai_ldmatrix_x4(uint32_t (&r)[4], uint32_t smem)
 {
@@ -545,27 +598,32 @@ MLAI_DEV void mlai_ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem)
 
 MLAI_DEV void mlai_stmatrix_x2(uint32_t smem, uint32_t r0, uint32_t r1)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(smem), "r"(r0), "r"(r1) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(smem), "r"(r0),
+                 "r"(r1)
+                 : "memory");
 }
 
 MLAI_DEV void mlai_stmatrix_x2_trans(uint32_t smem, uint32_t r0, uint32_t r1)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(smem), "r"(r0), "r"(r1)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(smem),
+                 "r"(r0), "r"(r1)
                  : "memory");
 }
 
 MLAI_DEV void mlai_stmatrix_x4(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r0), "r"(r1),
-                 "r"(r2), "r"(r3)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
+                 "r"(r0), "r"(r1), "r"(r2), "r"(r3)
                  : "memory");
 }
 
-MLAI_DEV void mlai_stmatrix_x4_trans(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+MLAI_DEV void mlai_stmatrix_x4_trans(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2,
+                                     uint32_t r3)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r0),
-                 "r"(r1), "r"(r2), "r"(r3)
-                 : "memory");
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
+        "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+        : "memory");
 }
 
 /* Transposes an 8x8 matrix of 16-bit elements held one register a lane. */
@@ -576,7 +634,7 @@ MLAI_DEV uint32_t mlai_movmatrix_trans(uint32_t r)
     return t;
 }
 
-/* ---- arithmetic ------------------------------------------------------------------------------------------------- */
+/* ---- arithmetic ------------------------------------------------------------------------------ */
 
 MLAI_DEV float mlai_exp2(float x)
 {
@@ -622,7 +680,7 @@ MLAI_DEV uint16_t mlai_pack_e4m3x2(float lo, float hi)
     return r;
 }
 
-/* ---- wgmma ------------------------------------------------------------------------------------------------------ */
+/* ---- wgmma ----------------------------------------------------------------------------------- */
 
 /* Orders register accesses of this warpgroup before the wgmma that follow. */
 MLAI_DEV void mlai_wgmma_fence(void)
@@ -640,7 +698,8 @@ template <int Pending> MLAI_DEV void mlai_wgmma_wait(void)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-/* Ties accumulators to this point of the program, so that the compiler moves no read of them above a wait. */
+/* Ties accumulators to this point of the program, so that the compiler moves no read of them above
+ * a wait. */
 template <int Count> MLAI_DEV void mlai_wgmma_fence_operand(float (&d)[Count])
 {
 #pragma unroll
@@ -649,23 +708,30 @@ template <int Count> MLAI_DEV void mlai_wgmma_fence_operand(float (&d)[Count])
     }
 }
 
-enum mlai_swizzle { MLAI_SWIZZLE_NONE = 0, MLAI_SWIZZLE_128 = 1, MLAI_SWIZZLE_64 = 2, MLAI_SWIZZLE_32 = 3 };
+enum mlai_swizzle {
+    MLAI_SWIZZLE_NONE = 0,
+    MLAI_SWIZZLE_128 = 1,
+    MLAI_SWIZZLE_64 = 2,
+    MLAI_SWIZZLE_32 = 3
+};
 
 /* Matrix descriptor of an operand in shared memory; offsets in bytes, multiples of 16.
- * K-major, 128-byte swizzle: rows of 128 bytes, 8 rows an atom of 1024 bytes; stride = bytes from one group of 8 rows to
- * the next (1024 when packed), leading unused; the next 16 bf16 along K are 32 bytes further.
- * MN-major, 128-byte swizzle: each atom is 64 bf16 along MN by 8 along K; leading = bytes from one such 64 to the
- * next, stride = bytes from one group of 8 K rows to the next. */
-MLAI_DEV uint64_t mlai_wgmma_descriptor(uint32_t smem, uint32_t leading_bytes, uint32_t stride_bytes, mlai_swizzle mode)
+ * K-major, 128-byte swizzle: rows of 128 bytes, 8 rows an atom of 1024 bytes; stride = bytes from
+ * one group of 8 rows to the next (1024 when packed), leading unused; the next 16 bf16 along K are
+ * 32 bytes further. MN-major, 128-byte swizzle: each atom is 64 bf16 along MN by 8 along K; leading
+ * = bytes from one such 64 to the next, stride = bytes from one group of 8 K rows to the next. */
+MLAI_DEV uint64_t mlai_wgmma_descriptor(uint32_t smem, uint32_t leading_bytes,
+                                        uint32_t stride_bytes, mlai_swizzle mode)
 {
     return (uint64_t)((smem & 0x3ffffu) >> 4) | ((uint64_t)(leading_bytes >> 4) << 16) |
            ((uint64_t)(stride_bytes >> 4) << 32) | ((uint64_t)mode << 62);
 }
 
-/* mlai_wgmma<N>: D[64 x N] (+)= A[64 x K] B[K x N], f32 accumulators. `accumulate` 0 starts from zero.
- *   *_ss: A and B in shared memory; *_rs: A in registers (a[0]: row lane / 4, K 2 (lane % 4) + {0, 1}; a[1]: row + 8;
- *   a[2], a[3]: the same rows, K + 8). K is 16 for bf16 and f16, 32 for e4m3 (K-major operands only).
- *   TransA / TransB: 1 = that operand is MN-major. */
+/* mlai_wgmma<N>: D[64 x N] (+)= A[64 x K] B[K x N], f32 accumulators. `accumulate` 0 starts from
+ * zero.
+ *   *_ss: A and B in shared memory; *_rs: A in registers (a[0]: row lane / 4, K 2 (lane % 4) + {0,
+ * 1}; a[1]: row + 8; a[2], a[3]: the same rows, K + 8). K is 16 for bf16 and f16, 32 for e4m3
+ * (K-major operands only). TransA / TransB: 1 = that operand is MN-major. */
 template <int N> struct mlai_wgmma;
 
 #define MLAI_WGMMA_S_8 "%0,%1,%2,%3"
@@ -741,52 +807,61 @@ template <int N> struct mlai_wgmma;
         MLAI_DEV void bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate)           \
         {                                                                                          \
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #n2 ", 0;\n"                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" MLAI_WGMMA_S_##N\
+                         "wgmma.mma_async.sync.aligned.m64n" #N                                    \
+                         "k16.f32.bf16.bf16 {" MLAI_WGMMA_S_##N                                    \
                          "}, %" #n0 ", %" #n1 ", p, 1, 1, %" #n3 ", %" #n4 ";\n}"                  \
                          : MLAI_WGMMA_D_##N                                                        \
                          : "l"(a), "l"(b), "r"(accumulate), "n"(TransA), "n"(TransB));             \
         }                                                                                          \
         template <int TransB>                                                                      \
-        MLAI_DEV void bf16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate)\
+        MLAI_DEV void bf16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,               \
+                              int accumulate)                                                      \
         {                                                                                          \
-            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #n5 ", 0;\n"                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" MLAI_WGMMA_S_##N\
-                         "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4 ", p, 1, 1, %" #n6 ";\n}"\
-                         : MLAI_WGMMA_D_##N                                                        \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),    \
-                           "n"(TransB));                                                           \
+            asm volatile(                                                                          \
+                "{\n .reg .pred p;\n setp.ne.b32 p, %" #n5 ", 0;\n"                                \
+                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" MLAI_WGMMA_S_##N      \
+                "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4 ", p, 1, 1, %" #n6 ";\n}"     \
+                : MLAI_WGMMA_D_##N                                                                 \
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),             \
+                  "n"(TransB));                                                                    \
         }                                                                                          \
         template <int TransA, int TransB>                                                          \
         MLAI_DEV void f16_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate)            \
         {                                                                                          \
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #n2 ", 0;\n"                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" MLAI_WGMMA_S_##N\
-                         "}, %" #n0 ", %" #n1 ", p, 1, 1, %" #n3 ", %" #n4 ";\n}"                  \
+                         "wgmma.mma_async.sync.aligned.m64n" #N                                    \
+                         "k16.f32.f16.f16 {" MLAI_WGMMA_S_##N "}, %" #n0 ", %" #n1                 \
+                                                              ", p, 1, 1, %" #n3 ", %" #n4 ";\n}"  \
                          : MLAI_WGMMA_D_##N                                                        \
                          : "l"(a), "l"(b), "r"(accumulate), "n"(TransA), "n"(TransB));             \
         }                                                                                          \
         template <int TransB>                                                                      \
-        MLAI_DEV void f16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate)\
+        MLAI_DEV void f16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,                \
+                             int accumulate)                                                       \
         {                                                                                          \
-            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #n5 ", 0;\n"                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" MLAI_WGMMA_S_##N\
-                         "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4 ", p, 1, 1, %" #n6 ";\n}"\
-                         : MLAI_WGMMA_D_##N                                                        \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),    \
-                           "n"(TransB));                                                           \
+            asm volatile(                                                                          \
+                "{\n .reg .pred p;\n setp.ne.b32 p, %" #n5 ", 0;\n"                                \
+                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" MLAI_WGMMA_S_##N        \
+                "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4 ", p, 1, 1, %" #n6 ";\n}"     \
+                : MLAI_WGMMA_D_##N                                                                 \
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),             \
+                  "n"(TransB));                                                                    \
         }                                                                                          \
         MLAI_DEV void e4m3_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate)           \
         {                                                                                          \
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #n2 ", 0;\n"                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" MLAI_WGMMA_S_##N\
-                         "}, %" #n0 ", %" #n1 ", p, 1, 1;\n}"                                      \
+                         "wgmma.mma_async.sync.aligned.m64n" #N                                    \
+                         "k32.f32.e4m3.e4m3 {" MLAI_WGMMA_S_##N "}, %" #n0 ", %" #n1               \
+                                                                ", p, 1, 1;\n}"                    \
                          : MLAI_WGMMA_D_##N                                                        \
                          : "l"(a), "l"(b), "r"(accumulate));                                       \
         }                                                                                          \
-        MLAI_DEV void e4m3_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate)\
+        MLAI_DEV void e4m3_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,               \
+                              int accumulate)                                                      \
         {                                                                                          \
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #n5 ", 0;\n"                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" MLAI_WGMMA_S_##N\
+                         "wgmma.mma_async.sync.aligned.m64n" #N                                    \
+                         "k32.f32.e4m3.e4m3 {" MLAI_WGMMA_S_##N                                    \
                          "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4 ", p, 1, 1;\n}"      \
                          : MLAI_WGMMA_D_##N                                                        \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));   \

@@ -2,6 +2,7 @@
  * The CUDA families in table order: "sm90a" (Hopper, fast) and "cuda" (portable, sm_80 on).
  */
 #include "cuda/elementwise.h"
+#include "cuda/portable.h"
 #include "cuda/rows.h"
 
 static int32_t accepts_any(const mla_problem *problem, char *why, uint64_t why_bytes)
@@ -28,7 +29,7 @@ static double row_cost_us(const mla_problem *problem, const mla_exec *exec)
     return 3.0 + (double)problem->tokens * heads * width * 4.0 / 2.5e6;
 }
 
-#define ROW(constant, stem, formats_text, features_text)                                           \
+#define PORTABLE(constant, stem, formats_text, features_text, accepts_fn, bytes_fn, cost_fn, run_fn)   \
     {.struct_size = sizeof(mla_solution),                                                          \
      .version = MLA_SOLUTION_VERSION,                                                              \
      .op = MLA_OP_##constant,                                                                      \
@@ -40,11 +41,38 @@ static double row_cost_us(const mla_problem *problem, const mla_exec *exec)
      .cpu_features_text = "",                                                                      \
      .cuda_arch_min = 80,                                                                          \
      .cuda_arch_max = 999,                                                                         \
-     .accepts = accepts_any,                                                                       \
-     .workspace_bytes = no_workspace,                                                              \
-     .cost_us = row_cost_us,                                                                       \
-     .run = mlai_cuda_##stem},
+     .accepts = accepts_fn,                                                                        \
+     .workspace_bytes = bytes_fn,                                                                  \
+     .cost_us = cost_fn,                                                                           \
+     .run = run_fn},
 
-const mla_solution mlai_rows_cuda[] = {MLAI_CUDA_ELEMENTWISE_OPS(ROW)};
+#define ROW(constant, stem, formats_text, features_text)                                           \
+    PORTABLE(constant, stem, formats_text, features_text, accepts_any, no_workspace, row_cost_us,  \
+             mlai_cuda_##stem)
+
+#define DECODE(constant, stem, features_text)                                                      \
+    PORTABLE(constant, stem, "q f32 bf16 f16 e4m3 e5m2; cache f32 bf16 f16 e4m3 e5m2 ds656",       \
+             features_text, mlai_cuda_decode_accepts, mlai_cuda_decode_bytes,                      \
+             mlai_cuda_decode_cost_us, mlai_cuda_decode)
+
+#define PRODUCT(constant, stem, formats_text, features_text)                                       \
+    PORTABLE(constant, stem, formats_text, features_text, accepts_any, no_workspace,               \
+             mlai_cuda_product_cost_us, mlai_cuda_##stem)
+
+const mla_solution mlai_rows_cuda[] = {
+    DECODE(DECODE, decode,
+           "R to 512, R + P to 640, any heads, page size, q_len and strides, split cache, LSE, cap, "
+           "mask, key positions")
+    DECODE(EXTEND, extend,
+           "R to 512, R + P to 640, any heads, page size, q_len and strides, split cache, LSE, cap, "
+           "key positions")
+    PORTABLE(PREFILL, prefill, "q f32 bf16 f16 e4m3 e5m2; k and v f32 bf16 f16 e4m3 e5m2",
+             "L and V to 512 (fast to 192 and 128), any heads and groups, causal or not, LSE, cap",
+             mlai_cuda_prefill_accepts, no_workspace, mlai_cuda_prefill_cost_us, mlai_cuda_prefill)
+    PRODUCT(ABSORB, absorb, "q and w f32 bf16 f16; out f32 bf16 f16 e4m3 e5m2",
+            "any dims and strides, N or R contiguous")
+    PRODUCT(PROJECT, project, "latent and w f32 bf16 f16; out f32 bf16 f16",
+            "any dims and strides, R or V contiguous, gate")
+    MLAI_CUDA_ELEMENTWISE_OPS(ROW)};
 
 const int32_t mlai_n_rows_cuda = (int32_t)(sizeof mlai_rows_cuda / sizeof mlai_rows_cuda[0]);

@@ -39,9 +39,9 @@ typedef struct mlai_rope_config {
     double original_max_position; /* YaRN: the length that the model was trained with */
     double beta_fast;
     double beta_slow;
-    double mscale_all_dim; /* 0 = absent; scales the softmax */
+    double mscale_all_dim;   /* 0 = absent; scales the softmax */
     double attention_factor; /* what cos and sin are multiplied by */
-    bool is_truncated; /* YaRN: the ramp's ends are rounded outwards */
+    bool is_truncated;       /* YaRN: the ramp's ends are rounded outwards */
     bool is_interleaved;
 } mlai_rope_config;
 
@@ -52,19 +52,19 @@ typedef struct mlai_model_config {
     int64_t intermediate_size;
     int64_t moe_intermediate_size;
     int64_t num_layers;
-    int64_t num_heads; /* H */
-    int64_t q_lora_rank; /* 0 = one q_proj */
-    int64_t kv_lora_rank; /* R */
+    int64_t num_heads;        /* H */
+    int64_t q_lora_rank;      /* 0 = one q_proj */
+    int64_t kv_lora_rank;     /* R */
     int64_t qk_nope_head_dim; /* N */
     int64_t qk_rope_head_dim; /* P */
-    int64_t v_head_dim; /* V */
+    int64_t v_head_dim;       /* V */
     int64_t n_routed_experts; /* 0 = dense layers only */
     int64_t n_shared_experts; /* 0 = none */
     int64_t num_experts_per_tok;
     int64_t n_group; /* 1 = no groups */
     int64_t topk_group;
     int64_t first_k_dense_replace; /* layers below this one are dense */
-    int64_t moe_layer_freq; /* of the others every n-th has experts */
+    int64_t moe_layer_freq;        /* of the others every n-th has experts */
     int64_t max_position_embeddings;
     int64_t bos_token_id; /* -1 = config.json has none */
     int64_t n_eos;

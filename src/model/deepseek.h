@@ -14,17 +14,17 @@
 
 typedef struct mlai_layer {
     float *input_norm; /* [hidden] */
-    float *post_norm; /* [hidden] */
-    mlai_matrix q; /* q_proj [H * L, hidden], or q_b_proj [H * L, q_lora_rank] */
-    mlai_matrix q_a; /* [q_lora_rank, hidden], absent without q_lora_rank */
-    float *q_a_norm; /* [q_lora_rank] */
-    mlai_matrix kv_a; /* [R + P, hidden] */
-    float *kv_a_norm; /* [R] */
-    mlai_matrix kv_b; /* [H * (N + V), R] */
-    mla_tensor w_uk; /* [H, N, R] */
-    mla_tensor w_uv; /* [H, R, V] */
-    mlai_matrix o; /* [hidden, H * V] */
-    mlai_mlp dense; /* of layers without experts */
+    float *post_norm;  /* [hidden] */
+    mlai_matrix q;     /* q_proj [H * L, hidden], or q_b_proj [H * L, q_lora_rank] */
+    mlai_matrix q_a;   /* [q_lora_rank, hidden], absent without q_lora_rank */
+    float *q_a_norm;   /* [q_lora_rank] */
+    mlai_matrix kv_a;  /* [R + P, hidden] */
+    float *kv_a_norm;  /* [R] */
+    mlai_matrix kv_b;  /* [H * (N + V), R] */
+    mla_tensor w_uk;   /* [H, N, R] */
+    mla_tensor w_uv;   /* [H, R, V] */
+    mlai_matrix o;     /* [hidden, H * V] */
+    mlai_mlp dense;    /* of layers without experts */
     mlai_moe moe;
     bool has_experts;
 } mlai_layer;
@@ -37,10 +37,10 @@ struct mla_model {
     mlai_st_reader *reader; /* borrowed weights point into it */
     mlai_compute compute;
     mlai_matrix embedding; /* [vocab, hidden] */
-    mlai_matrix head; /* [vocab, hidden]; a view of the embedding when tied */
-    float *final_norm; /* [hidden] */
-    float *inv_freq; /* [P / 2] */
-    mlai_layer *layers; /* [num_layers] */
+    mlai_matrix head;      /* [vocab, hidden]; a view of the embedding when tied */
+    float *final_norm;     /* [hidden] */
+    float *inv_freq;       /* [P / 2] */
+    mlai_layer *layers;    /* [num_layers] */
 };
 
 #endif

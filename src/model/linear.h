@@ -23,10 +23,10 @@
 /* What a product needs beside its operands. One thread at a time. */
 typedef struct mlai_compute {
     mla_context *ctx;
-    int32_t format; /* of activations: MLA_FORMAT_F32 or MLA_FORMAT_BF16 */
+    int32_t format;      /* of activations: MLA_FORMAT_F32 or MLA_FORMAT_BF16 */
     bool is_blas_shared; /* products are split over the context's threads */
-    bool has_bf16_gemm; /* cblas_sbgemm is there and passed its check */
-    float *panel; /* widened weights */
+    bool has_bf16_gemm;  /* cblas_sbgemm is there and passed its check */
+    float *panel;        /* widened weights */
     int64_t panel_values;
     uint16_t *narrow; /* bf16 activations for cblas_sbgemm */
     int64_t narrow_values;

@@ -24,15 +24,15 @@ typedef struct mla_model_session mla_model_session;
 
 typedef struct mla_model_info {
     uint32_t struct_size;
-    int32_t is_byte_level; /* 1: ids 0..255 are bytes, so text goes in and out; 0: ids only */
-    int32_t family; /* 2 or 3: DeepSeek-V2 or V3 (and Kimi-K2) */
+    int32_t is_byte_level;  /* 1: ids 0..255 are bytes, so text goes in and out; 0: ids only */
+    int32_t family;         /* 2 or 3: DeepSeek-V2 or V3 (and Kimi-K2) */
     int32_t compute_format; /* MLA_FORMAT_F32 or MLA_FORMAT_BF16 */
     int64_t vocab_size;
     int64_t num_layers;
     int64_t num_attention_heads;
     int64_t max_position_embeddings;
-    int64_t bos_token_id; /* -1 = none */
-    int64_t num_expert_layers; /* layers with routed experts */
+    int64_t bos_token_id;        /* -1 = none */
+    int64_t num_expert_layers;   /* layers with routed experts */
     int64_t num_experts_per_tok; /* experts that a token takes in each */
 } mla_model_info;
 
@@ -43,11 +43,11 @@ typedef struct mla_model_info {
 
 typedef struct mla_model_session_options {
     uint32_t struct_size;
-    int32_t kv_format; /* of the cache: f32 bf16 f16 e4m3 e5m2 ds656; 0 = the compute format */
-    int32_t page_size; /* tokens; 0 = 64 */
-    int32_t reserved0; /* 0 */
-    int64_t max_length; /* tokens that the session can hold; required */
-    int64_t chunk_tokens; /* new tokens in one forward of a prefill; 0 = 4096 */
+    int32_t kv_format;      /* of the cache: f32 bf16 f16 e4m3 e5m2 ds656; 0 = the compute format */
+    int32_t page_size;      /* tokens; 0 = 64 */
+    int32_t reserved0;      /* 0 */
+    int64_t max_length;     /* tokens that the session can hold; required */
+    int64_t chunk_tokens;   /* new tokens in one forward of a prefill; 0 = 4096 */
     int64_t chunk_capacity; /* tokens of one window of the cached prefix; 0 = 32768 */
 } mla_model_session_options;
 
@@ -77,13 +77,13 @@ typedef struct mla_model_generate_params {
     uint32_t struct_size;
     int32_t reserved0; /* 0 */
     const int32_t *prompt_ids;
-    int64_t n_prompt; /* at least 1 */
+    int64_t n_prompt;   /* at least 1 */
     int64_t max_tokens; /* new ids at most; generation also ends after an EOS */
     double temperature; /* 0 = greedy */
-    double top_p; /* (0, 1]; 1 = all */
+    double top_p;       /* (0, 1]; 1 = all */
     uint64_t seed;
     mla_model_progress on_progress; /* or NULL */
-    mla_model_on_token on_token; /* or NULL */
+    mla_model_on_token on_token;    /* or NULL */
     void *user;
     int32_t *ids; /* room for max_tokens; written */
 } mla_model_generate_params;

@@ -21,30 +21,30 @@
 
 typedef struct mlai_mlp {
     mlai_matrix gate; /* [I, hidden] */
-    mlai_matrix up; /* [I, hidden] */
+    mlai_matrix up;   /* [I, hidden] */
     mlai_matrix down; /* [hidden, I] */
 } mlai_mlp;
 
 typedef struct mlai_moe {
-    mlai_matrix router; /* [E, hidden], always f32 */
+    mlai_matrix router;     /* [E, hidden], always f32 */
     float *correction_bias; /* [E] for noaux_tc, else NULL */
-    mlai_mlp *experts; /* [E] */
-    mlai_mlp shared; /* gate.data NULL = none */
+    mlai_mlp *experts;      /* [E] */
+    mlai_mlp shared;        /* gate.data NULL = none */
 } mlai_moe;
 
 /* Scratch for forwards of at most max_tokens tokens. */
 typedef struct mlai_mlp_scratch {
     int64_t max_tokens;
-    float *gate; /* [max_tokens, widest] */
-    float *up; /* [max_tokens, widest] */
-    float *rows; /* [max_tokens, hidden]: inputs of one expert */
-    float *products; /* [max_tokens, hidden]: its outputs */
-    float *logits; /* [max_tokens, E] */
-    int32_t *chosen; /* [max_tokens, k] */
-    float *weights; /* [max_tokens, k] */
-    int32_t *order; /* [max_tokens * k]: (token, choice) pairs by expert */
-    int32_t *starts; /* [E + 1] */
-    float *scores; /* [E]: one token's values for the choice */
+    float *gate;         /* [max_tokens, widest] */
+    float *up;           /* [max_tokens, widest] */
+    float *rows;         /* [max_tokens, hidden]: inputs of one expert */
+    float *products;     /* [max_tokens, hidden]: its outputs */
+    float *logits;       /* [max_tokens, E] */
+    int32_t *chosen;     /* [max_tokens, k] */
+    float *weights;      /* [max_tokens, k] */
+    int32_t *order;      /* [max_tokens * k]: (token, choice) pairs by expert */
+    int32_t *starts;     /* [E + 1] */
+    float *scores;       /* [E]: one token's values for the choice */
     float *group_scores; /* [n_group] */
 } mlai_mlp_scratch;
 

@@ -50,7 +50,7 @@ typedef enum mlai_st_dtype {
 typedef struct mlai_st_tensor {
     const char *name;
     int32_t dtype; /* mlai_st_dtype */
-    int32_t rank; /* 0 = a scalar */
+    int32_t rank;  /* 0 = a scalar */
     int64_t shape[MLAI_ST_MAX_RANK];
     const void *data;
     int64_t size_bytes;

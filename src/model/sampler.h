@@ -22,7 +22,7 @@ typedef struct mlai_candidate {
 
 typedef struct mlai_sampler {
     double temperature; /* 0 = greedy */
-    double top_p; /* in (0, 1] */
+    double top_p;       /* in (0, 1] */
     uint64_t state;
     int64_t vocab_size;
     mlai_candidate *candidates; /* [vocab_size]; NULL when greedy */

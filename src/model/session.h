@@ -32,23 +32,23 @@ struct mla_model_session {
     int32_t seq_len;
 
     int32_t *positions; /* [chunk_tokens] */
-    int64_t *slots; /* [chunk_tokens] */
+    int64_t *slots;     /* [chunk_tokens] */
 
-    float *x; /* [T, hidden]: the residual stream */
-    float *h; /* [T, hidden]: normed input of a part */
-    float *q_a; /* [T, q_lora_rank] */
-    float *kv_a; /* [T, R + P] */
-    float *q_f32; /* [T, H * L] */
-    void *q; /* [T, H, L] in the compute format; q_f32 itself in f32 */
-    float *attn; /* [T, H * V] */
+    float *x;        /* [T, hidden]: the residual stream */
+    float *h;        /* [T, hidden]: normed input of a part */
+    float *q_a;      /* [T, q_lora_rank] */
+    float *kv_a;     /* [T, R + P] */
+    float *q_f32;    /* [T, H * L] */
+    void *q;         /* [T, H, L] in the compute format; q_f32 itself in f32 */
+    float *attn;     /* [T, H * V] */
     float *attn_lse; /* [T, H] */
 
     /* Expanded path: rows read back from the cache and what they expand to. */
     float *row_latent; /* [max_rows, R] */
-    float *row_rope; /* [max_rows, P] */
-    float *row_kv; /* [max_rows, H * (N + V)] */
-    void *row_k; /* [max_rows, H, L] in the compute format */
-    void *row_v; /* bf16: [max_rows, H, V]; f32: NULL, a view of row_kv is used */
+    float *row_rope;   /* [max_rows, P] */
+    float *row_kv;     /* [max_rows, H * (N + V)] */
+    void *row_k;       /* [max_rows, H, L] in the compute format */
+    void *row_v;       /* bf16: [max_rows, H, V]; f32: NULL, a view of row_kv is used */
     float *window_out; /* [T, H * V] */
     float *window_lse; /* [T, H] */
 

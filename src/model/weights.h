@@ -18,8 +18,8 @@ typedef struct mlai_matrix {
     int64_t rows;
     int64_t cols;
     const void *data; /* NULL = absent */
-    void *owned; /* what to free, or NULL when borrowed */
-    float *bias; /* [rows] or NULL; owned */
+    void *owned;      /* what to free, or NULL when borrowed */
+    float *bias;      /* [rows] or NULL; owned */
 } mlai_matrix;
 
 /* Where weights come from and what they become. */

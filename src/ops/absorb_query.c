@@ -15,8 +15,7 @@ static mla_status prepare(const mla_absorb_query_params *params, mlai_args *args
     const mla_tensor *q = &own->q_nope, *out = &own->out;
     MLAI_TRY(mlai_arg_tensor(args, q, "q_nope", MLAI_FLOATS, 3, 3));
     MLAI_TRY(mlai_arg_dim(args, q->shape[1], 1, "the head count of q_nope", &problem->num_heads));
-    MLAI_TRY(mlai_arg_dim(args, q->shape[2], 1, "the width of q_nope",
-                          &problem->qk_nope_head_dim));
+    MLAI_TRY(mlai_arg_dim(args, q->shape[2], 1, "the width of q_nope", &problem->qk_nope_head_dim));
     MLAI_TRY(mlai_arg_weight(args, &own->w_uk, "w_uk", q, "q_nope"));
     MLAI_TRY(mlai_arg_dim(args, own->w_uk.shape[2], 1, "the last extent of w_uk",
                           &problem->kv_lora_rank));

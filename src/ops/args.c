@@ -51,8 +51,8 @@ static mla_status check_device(mlai_args *args, const mla_tensor *t, const char 
                          name, t->device_type);
     if (t->device_index < 0 || (t->device_type == MLA_DEVICE_CPU && t->device_index != 0))
         return mlai_fail(args->diag, MLA_ERROR_DEVICE,
-                         "%s has device_index %d; the CPU is 0 and CUDA devices count from 0",
-                         name, t->device_index);
+                         "%s has device_index %d; the CPU is 0 and CUDA devices count from 0", name,
+                         t->device_index);
     if (args->device_name == NULL) {
         args->device_name = name;
         args->device_type = t->device_type;
@@ -83,8 +83,8 @@ mla_status mlai_arg_optional(mlai_args *args, const mla_tensor *t, const char *n
     return mlai_arg_tensor(args, t, name, formats, min_rank, max_rank);
 }
 
-mla_status mlai_arg_output(mlai_args *args, const mla_tensor *t, const char *name,
-                           uint32_t formats, int32_t min_rank, int32_t max_rank)
+mla_status mlai_arg_output(mlai_args *args, const mla_tensor *t, const char *name, uint32_t formats,
+                           int32_t min_rank, int32_t max_rank)
 {
     MLAI_TRY(mlai_arg_tensor(args, t, name, formats, min_rank, max_rank));
     for (int32_t i = 0; i < t->rank; i++)
@@ -388,8 +388,8 @@ mla_status mlai_live_cumulative(mlai_args *args, const mla_tensor *cu, const cha
         if (end - first > max_step)
             return mlai_fail(args->diag, MLA_ERROR_CAPACITY,
                              "%s gives request %lld %lld tokens, over %s %lld; raise %s", name,
-                             (long long)b, (long long)(end - first), max_name,
-                             (long long)max_step, max_name);
+                             (long long)b, (long long)(end - first), max_name, (long long)max_step,
+                             max_name);
     }
     if (mlai_index_at(cu, batch) != total)
         return mlai_fail(args->diag, MLA_ERROR_CAPACITY,

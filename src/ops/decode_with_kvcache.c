@@ -21,8 +21,7 @@ static mla_status check_query(mlai_args *args, mla_decode_params *own, mla_probl
                          "width] without",
                          q->rank);
     const int32_t head_dim = q->rank - 2;
-    MLAI_TRY(mlai_arg_dim(args, q->shape[head_dim], 1, "the head count of q",
-                          &problem->num_heads));
+    MLAI_TRY(mlai_arg_dim(args, q->shape[head_dim], 1, "the head count of q", &problem->num_heads));
     if (mlai_present(&own->q_rope)) {
         mla_tensor *rope = &own->q_rope;
         MLAI_TRY(mlai_arg_tensor(args, rope, "q_rope", MLAI_FLOATS | MLAI_FP8, q->rank, q->rank));
@@ -246,8 +245,8 @@ static int64_t visible_keys(const mla_decode_params *own, int64_t len, int64_t g
         return mlai_max_i64(bound, 0);
     if (bound <= own->key_position_first)
         return 0;
-    return mlai_min_i64(
-        mlai_ceil_div(bound - own->key_position_first, own->key_position_stride), len);
+    return mlai_min_i64(mlai_ceil_div(bound - own->key_position_first, own->key_position_stride),
+                        len);
 }
 
 static mla_status check_pages(mlai_args *args, const mla_decode_params *own, int64_t request,

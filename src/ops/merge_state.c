@@ -33,10 +33,9 @@ static mla_status check_states(mlai_args *args, const mla_merge_state_params *ow
         for (int32_t dim = 0; dim < 2; dim++)
             MLAI_TRY(mlai_arg_extent(args, lse, name, dim, first->shape[dim], "as in outs[0]"));
     }
-    MLAI_TRY(mlai_arg_dim(args, first->shape[1], 1, "the head count of outs[0]",
-                          &problem->num_heads));
-    MLAI_TRY(mlai_arg_dim(args, first->shape[2], 1, "the width of outs[0]",
-                          &problem->qk_head_dim));
+    MLAI_TRY(
+        mlai_arg_dim(args, first->shape[1], 1, "the head count of outs[0]", &problem->num_heads));
+    MLAI_TRY(mlai_arg_dim(args, first->shape[2], 1, "the width of outs[0]", &problem->qk_head_dim));
     problem->q_format = first->format;
     problem->batch = own->n_states;
     problem->tokens = first->shape[0];

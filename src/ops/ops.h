@@ -4,13 +4,11 @@
  * Each operator is one file: take the struct, check it, normalise it, make its problem, check the
  * live values (CPU only, device memory is never read here), dispatch. Solutions get the normalised
  * struct and trust it. Normalised means:
- *   caches             rank 3: [pages, PS, D], [pages, PS, R] beside [pages, PS, P], [pages, PS, 656]
- *   latent, rope, k_pe rank 2: [T, width]; a rope part of width 0 is absent
- *   q and out          decode: [B, q_len, H, x], or [T, H, x] when ragged
- *   x, out of rope     rank 3: [T, H, P]; out and gate of project: [T, H, V]
- *   bounds             max_q_len, max_seqlen_q and max_seqlen_kv are filled and no larger than the
- *                      shapes allow
- *   key positions      absent unless they can change what is visible
+ *   caches             rank 3: [pages, PS, D], [pages, PS, R] beside [pages, PS, P], [pages, PS,
+ * 656] latent, rope, k_pe rank 2: [T, width]; a rope part of width 0 is absent q and out decode:
+ * [B, q_len, H, x], or [T, H, x] when ragged x, out of rope     rank 3: [T, H, P]; out and gate of
+ * project: [T, H, V] bounds             max_q_len, max_seqlen_q and max_seqlen_kv are filled and no
+ * larger than the shapes allow key positions      absent unless they can change what is visible
  */
 #ifndef MLAI_OPS_H
 #define MLAI_OPS_H
@@ -45,8 +43,8 @@ mla_status mlai_arg_tensor(mlai_args *args, const mla_tensor *t, const char *nam
                            int32_t min_rank, int32_t max_rank);
 mla_status mlai_arg_optional(mlai_args *args, const mla_tensor *t, const char *name,
                              uint32_t formats, int32_t min_rank, int32_t max_rank);
-mla_status mlai_arg_output(mlai_args *args, const mla_tensor *t, const char *name,
-                           uint32_t formats, int32_t min_rank, int32_t max_rank);
+mla_status mlai_arg_output(mlai_args *args, const mla_tensor *t, const char *name, uint32_t formats,
+                           int32_t min_rank, int32_t max_rank);
 
 mla_status mlai_arg_extent(mlai_args *args, const mla_tensor *t, const char *name, int32_t dim,
                            int64_t want, const char *meaning);

@@ -1,6 +1,6 @@
 /*
- * mla_pack_kv: checks and dispatch of k_out[t, h] = [k_nope[t, h] | k_pe[t]] and, with v, a copy of v
- * in the same format.
+ * mla_pack_kv: checks and dispatch of k_out[t, h] = [k_nope[t, h] | k_pe[t]] and, with v, a copy of
+ * v in the same format.
  */
 #include "ops/ops.h"
 
@@ -8,10 +8,10 @@ static mla_status check_key(mlai_args *args, mla_pack_kv_params *own, mla_proble
 {
     const mla_tensor *nope = &own->k_nope, *out = &own->k_out;
     MLAI_TRY(mlai_arg_tensor(args, nope, "k_nope", MLAI_FLOATS, 3, 3));
-    MLAI_TRY(mlai_arg_dim(args, nope->shape[1], 1, "the head count of k_nope",
-                          &problem->num_heads));
-    MLAI_TRY(mlai_arg_dim(args, nope->shape[2], 0, "the width of k_nope",
-                          &problem->qk_nope_head_dim));
+    MLAI_TRY(
+        mlai_arg_dim(args, nope->shape[1], 1, "the head count of k_nope", &problem->num_heads));
+    MLAI_TRY(
+        mlai_arg_dim(args, nope->shape[2], 0, "the width of k_nope", &problem->qk_nope_head_dim));
     const int32_t pe_rank = own->k_pe.rank;
     if (pe_rank != 2 && pe_rank != 3)
         MLAI_TRY(mlai_arg_tensor(args, &own->k_pe, "k_pe", MLAI_FLOATS, 2, 3));

@@ -53,13 +53,13 @@ static mla_status prepare(const mla_project_value_params *params, mlai_args *arg
     MLAI_TRY(mlai_arg_reserved(args, own->reserved0, "reserved0"));
     const mla_tensor *latent = &own->latent;
     MLAI_TRY(mlai_arg_tensor(args, latent, "latent", MLAI_FLOATS, 3, 3));
-    MLAI_TRY(mlai_arg_dim(args, latent->shape[1], 1, "the head count of latent",
-                          &problem->num_heads));
-    MLAI_TRY(mlai_arg_dim(args, latent->shape[2], 1, "the width of latent",
-                          &problem->kv_lora_rank));
+    MLAI_TRY(
+        mlai_arg_dim(args, latent->shape[1], 1, "the head count of latent", &problem->num_heads));
+    MLAI_TRY(
+        mlai_arg_dim(args, latent->shape[2], 1, "the width of latent", &problem->kv_lora_rank));
     MLAI_TRY(mlai_arg_weight(args, &own->w_uv, "w_uv", latent, "latent"));
-    MLAI_TRY(mlai_arg_dim(args, own->w_uv.shape[2], 1, "the last extent of w_uv",
-                          &problem->v_head_dim));
+    MLAI_TRY(
+        mlai_arg_dim(args, own->w_uv.shape[2], 1, "the last extent of w_uv", &problem->v_head_dim));
     MLAI_TRY(check_outputs(args, own));
     problem->tokens = latent->shape[0];
     problem->q_format = latent->format;

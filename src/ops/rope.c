@@ -94,10 +94,10 @@ static mla_status check_query(mlai_args *args, mla_rope_write_kv_params *own, ml
         return MLA_OK;
     MLAI_TRY(mlai_arg_tensor(args, &own->q_pe, "q_pe", MLAI_FLOATS, 3, 3));
     MLAI_TRY(mlai_arg_extent(args, &own->q_pe, "q_pe", 0, problem->tokens, "the tokens of slots"));
-    MLAI_TRY(mlai_arg_extent(args, &own->q_pe, "q_pe", 2, own->qk_rope_head_dim,
-                             "qk_rope_head_dim"));
-    MLAI_TRY(mlai_arg_dim(args, own->q_pe.shape[1], 0, "the head count of q_pe",
-                          &problem->num_heads));
+    MLAI_TRY(
+        mlai_arg_extent(args, &own->q_pe, "q_pe", 2, own->qk_rope_head_dim, "qk_rope_head_dim"));
+    MLAI_TRY(
+        mlai_arg_dim(args, own->q_pe.shape[1], 0, "the head count of q_pe", &problem->num_heads));
     MLAI_TRY(check_rotated(args, &own->q_pe, "q_pe", &own->q_pe_out, "q_pe_out"));
     problem->out_format = own->q_pe_out.format;
     return MLA_OK;

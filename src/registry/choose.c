@@ -60,15 +60,17 @@ mla_status mlai_check_forced(const mla_context *ctx, const char *list, const cha
     while (next_name(&rest, &text, &length)) {
         bool found = false;
         for (int32_t i = 0; i < ctx->n_rows && !found; i++)
-            found = same(ctx->rows[i]->family, text, length) || same(ctx->rows[i]->name, text, length);
+            found =
+                same(ctx->rows[i]->family, text, length) || same(ctx->rows[i]->name, text, length);
         if (found)
             continue;
         char families[192];
         list_names(ctx, families, sizeof families);
-        return mlai_fail(diag, MLA_ERROR_NOT_FOUND,
-                         "%s names \"%.*s\", which is neither a family (%s) nor a row; `mla list` prints "
-                         "all rows",
-                         whose, (int)(length < 80 ? length : 80), text, families);
+        return mlai_fail(
+            diag, MLA_ERROR_NOT_FOUND,
+            "%s names \"%.*s\", which is neither a family (%s) nor a row; `mla list` prints "
+            "all rows",
+            whose, (int)(length < 80 ? length : 80), text, families);
     }
     return MLA_OK;
 }
@@ -113,8 +115,8 @@ static bool is_forced_row(const mla_solution *row, const forced_name *forced)
 }
 
 /* The device a row would run on; NULL with a reason for CUDA rows where there is none. */
-static bool runs_on(const mla_context *ctx, const mla_solution *row, int32_t device_index, char *why,
-                    size_t why_bytes)
+static bool runs_on(const mla_context *ctx, const mla_solution *row, int32_t device_index,
+                    char *why, size_t why_bytes)
 {
     why[0] = 0;
     if (row->device_type != MLA_DEVICE_CPU) {
@@ -158,14 +160,15 @@ static bool judge(const mla_context *ctx, const mla_solution *row, const mla_pro
     return false;
 }
 
-static mla_status check_problem(const mla_context *ctx, const mla_problem *problem, mla_problem *own,
-                                mla_diag *diag)
+static mla_status check_problem(const mla_context *ctx, const mla_problem *problem,
+                                mla_problem *own, mla_diag *diag)
 {
     if (!ctx)
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "ctx is NULL");
     MLAI_TRY(mlai_take_struct(own, sizeof *own, sizeof *own, problem, "problem", diag));
     if (!strcmp(mla_op_name(own->op), "unknown"))
-        return mlai_fail(diag, MLA_ERROR_ARGUMENT, "problem.op is %d, which is no operator", own->op);
+        return mlai_fail(diag, MLA_ERROR_ARGUMENT, "problem.op is %d, which is no operator",
+                         own->op);
     return MLA_OK;
 }
 
@@ -200,11 +203,12 @@ mla_status mlai_choose(const mla_context *ctx, const mla_problem *problem, const
     if (best)
         return MLA_OK;
     if (is_forced)
-        return mlai_fail(diag, MLA_ERROR_UNSUPPORTED,
-                         "the forced solution \"%.*s\" does not take this %s (%s); unforce it or see "
-                         "`mla why`",
-                         (int)forced.length, forced.text, mla_op_name(problem->op),
-                         reasons[0] ? reasons : "it has no row for this operator and device");
+        return mlai_fail(
+            diag, MLA_ERROR_UNSUPPORTED,
+            "the forced solution \"%.*s\" does not take this %s (%s); unforce it or see "
+            "`mla why`",
+            (int)forced.length, forced.text, mla_op_name(problem->op),
+            reasons[0] ? reasons : "it has no row for this operator and device");
     return mlai_fail(diag, MLA_ERROR_UNSUPPORTED, "no solution takes this %s: %s",
                      mla_op_name(problem->op),
                      reasons[0] ? reasons : "none is built in for this device");
@@ -237,11 +241,12 @@ mla_status mlai_dispatch(mla_context *ctx, const mla_problem *problem, const mla
     mla_exec exec = mlai_exec_make(ctx, problem, call);
     uint64_t need = row->workspace_bytes(problem, &exec);
     if (need > 0 && (!call->workspace || call->workspace_bytes < need))
-        return mlai_fail(diag, MLA_ERROR_WORKSPACE,
-                         "call.workspace has %llu bytes; %s needs %llu here (mla_workspace_bytes tells "
-                         "for a capacity)",
-                         call->workspace ? (unsigned long long)call->workspace_bytes : 0ULL, row->name,
-                         (unsigned long long)need);
+        return mlai_fail(
+            diag, MLA_ERROR_WORKSPACE,
+            "call.workspace has %llu bytes; %s needs %llu here (mla_workspace_bytes tells "
+            "for a capacity)",
+            call->workspace ? (unsigned long long)call->workspace_bytes : 0ULL, row->name,
+            (unsigned long long)need);
     if (need > 0 && (uintptr_t)call->workspace % 64 != 0)
         return mlai_fail(diag, MLA_ERROR_WORKSPACE,
                          "call.workspace is %p; it must be aligned to 64 bytes", call->workspace);
@@ -295,8 +300,8 @@ mla_status mla_solution_choose(const mla_context *ctx, const mla_problem *proble
     return MLA_OK;
 }
 
-static void fill_verdict(const mla_context *ctx, const mla_solution *row, const mla_problem *problem,
-                         const mla_exec *exec, mla_verdict *verdict)
+static void fill_verdict(const mla_context *ctx, const mla_solution *row,
+                         const mla_problem *problem, const mla_exec *exec, mla_verdict *verdict)
 {
     mla_verdict v = {.struct_size = sizeof v, .name = row->name, .family = row->family};
     if (judge(ctx, row, problem, v.reason, sizeof v.reason)) {
@@ -321,7 +326,8 @@ mla_status mla_explain(const mla_context *ctx, const mla_problem *problem, const
         n += ctx->rows[i]->op == own.op && ctx->rows[i]->device_type == own.device_type;
     *n_verdicts = n;
     if (n > room)
-        return mlai_fail(diag, MLA_ERROR_CAPACITY, "there are %d verdicts and room for %d", n, room);
+        return mlai_fail(diag, MLA_ERROR_CAPACITY, "there are %d verdicts and room for %d", n,
+                         room);
     const mla_solution *chosen;
     mla_status status = mlai_choose(ctx, &own, solution, &chosen, diag);
     if (status != MLA_OK && status != MLA_ERROR_UNSUPPORTED)
@@ -340,7 +346,7 @@ mla_status mla_explain(const mla_context *ctx, const mla_problem *problem, const
     return MLA_OK;
 }
 
-/* ---- rows --------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static bool name_is_well_formed(const char *name)
 {
@@ -356,16 +362,17 @@ static bool name_is_well_formed(const char *name)
 static mla_status check_row(const mla_solution *row, int32_t index, mla_diag *diag)
 {
     if (row->struct_size != sizeof *row || row->version != MLA_SOLUTION_VERSION)
-        return mlai_fail(diag, MLA_ERROR_VERSION,
-                         "rows[%d] has struct_size %u and version %d; this library takes %zu and %d",
-                         index, row->struct_size, row->version, sizeof *row, MLA_SOLUTION_VERSION);
+        return mlai_fail(
+            diag, MLA_ERROR_VERSION,
+            "rows[%d] has struct_size %u and version %d; this library takes %zu and %d", index,
+            row->struct_size, row->version, sizeof *row, MLA_SOLUTION_VERSION);
     if (!name_is_well_formed(row->name) || !name_is_well_formed(row->family))
         return mlai_fail(diag, MLA_ERROR_ARGUMENT,
                          "rows[%d] has a bad name or family; use 1 to 63 of a-z, 0-9 and _", index);
     if (!row->accepts || !row->workspace_bytes || !row->cost_us || !row->run || !row->formats ||
         !row->features || !row->cpu_features_text)
-        return mlai_fail(diag, MLA_ERROR_ARGUMENT, "rows[%d] (%s) has a NULL function or text", index,
-                         row->name);
+        return mlai_fail(diag, MLA_ERROR_ARGUMENT, "rows[%d] (%s) has a NULL function or text",
+                         index, row->name);
     if (!strcmp(mla_op_name(row->op), "unknown"))
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "rows[%d] (%s) has op %d, which is no operator",
                          index, row->name, row->op);

@@ -54,7 +54,8 @@ static mla_status start(mla_context *ctx, const mla_context_options *options, ml
     }
     const char *environment = options->ignore_environment ? NULL : getenv("MLA_SOLUTION");
     if (environment && environment[0]) {
-        MLAI_TRY(mlai_check_forced(ctx, environment, "the environment variable MLA_SOLUTION", diag));
+        MLAI_TRY(
+            mlai_check_forced(ctx, environment, "the environment variable MLA_SOLUTION", diag));
         ctx->environment = copy_text(environment);
         if (!ctx->environment)
             return mlai_fail(diag, MLA_ERROR_OUT_OF_MEMORY, "no memory for a context");
@@ -133,12 +134,12 @@ mla_status mla_context_describe_device(const mla_context *ctx, int32_t device_ty
                          info->struct_size);
     int32_t count = mla_context_device_count(ctx, device_type);
     if (device_index < 0 || device_index >= count)
-        return mlai_fail(diag, MLA_ERROR_DEVICE, "there is no device %d of type %d; this context has %d%s%s",
-                         device_index, device_type, count, count ? "" : ": ",
+        return mlai_fail(diag, MLA_ERROR_DEVICE,
+                         "there is no device %d of type %d; this context has %d%s%s", device_index,
+                         device_type, count, count ? "" : ": ",
                          mla_context_device_reason(ctx, device_type));
-    mla_device_info own = {.struct_size = sizeof own,
-                           .device_type = device_type,
-                           .device_index = device_index};
+    mla_device_info own = {
+        .struct_size = sizeof own, .device_type = device_type, .device_index = device_index};
     if (device_type == MLA_DEVICE_CPU) {
         own.n_processors = mlai_cpu_count();
         mlai_cpu_name(own.name, sizeof own.name);
@@ -169,9 +170,8 @@ void mla_context_run(mla_context *ctx, int32_t n_tasks, mla_task fn, void *arg)
 mla_status mla_context_push_solution(mla_context *ctx, const char *solution, mla_diag *diag)
 {
     if (!ctx || !solution || !solution[0])
-        return mlai_fail(diag, MLA_ERROR_ARGUMENT, "%s", ctx
-                             ? "solution is empty; name a family or a row"
-                             : "ctx is NULL");
+        return mlai_fail(diag, MLA_ERROR_ARGUMENT, "%s",
+                         ctx ? "solution is empty; name a family or a row" : "ctx is NULL");
     if (ctx->n_scopes == MLAI_MAX_SCOPES)
         return mlai_fail(diag, MLA_ERROR_CAPACITY, "solution scopes nest at most %d deep",
                          MLAI_MAX_SCOPES);

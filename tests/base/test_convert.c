@@ -182,7 +182,8 @@ static void ds656_round_trip(void **state)
     (void)state;
     float latent[512], rope[64], latent_back[512], rope_back[64];
     for (int i = 0; i < 512; i++)
-        latent[i] = i / 128 == 2 ? 0.0f : (float)((i * 37) % 101 - 50) * (i / 128 == 1 ? 1e-3f : 3.0f);
+        latent[i] =
+            i / 128 == 2 ? 0.0f : (float)((i * 37) % 101 - 50) * (i / 128 == 1 ? 1e-3f : 3.0f);
     for (int i = 0; i < 64; i++)
         rope[i] = (float)(i - 30) / 7.0f;
     uint8_t row[MLA_DS656_ROW_BYTES];
@@ -202,10 +203,8 @@ static void ds656_round_trip(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(widening_is_exact),
-        cmocka_unit_test(narrowing_rounds_to_nearest_even),
-        cmocka_unit_test(fp8_saturates),
-        cmocka_unit_test(rows_scale_both_ways),
+        cmocka_unit_test(widening_is_exact), cmocka_unit_test(narrowing_rounds_to_nearest_even),
+        cmocka_unit_test(fp8_saturates),     cmocka_unit_test(rows_scale_both_ways),
         cmocka_unit_test(ds656_round_trip),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -61,8 +61,13 @@ static void dlpack_round_trip(void **state)
     (void)state;
     uint16_t data[64];
     int64_t shape[3] = {2, 4, 8}, strides[3] = {32, 8, 1};
-    dl_tensor d = {.data = data, .device = {1, 7}, .ndim = 3, .dtype = {4, 16, 1}, .shape = shape,
-                   .strides = strides, .byte_offset = 16};
+    dl_tensor d = {.data = data,
+                   .device = {1, 7},
+                   .ndim = 3,
+                   .dtype = {4, 16, 1},
+                   .shape = shape,
+                   .strides = strides,
+                   .byte_offset = 16};
     mla_tensor t;
     assert_int_equal(mla_tensor_from_dlpack(&d, &t, NULL), MLA_OK);
     assert_ptr_equal(t.data, data + 8);
@@ -176,9 +181,9 @@ static void tensor_checks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_round_trip), cmocka_unit_test(slices),
+        cmocka_unit_test(names_round_trip),  cmocka_unit_test(slices),
         cmocka_unit_test(dlpack_round_trip), cmocka_unit_test(dlpack_refusals),
-        cmocka_unit_test(struct_versions),  cmocka_unit_test(tensor_checks),
+        cmocka_unit_test(struct_versions),   cmocka_unit_test(tensor_checks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -433,6 +433,26 @@ class Decode(CommandTest):
         self.refuse("op", "decode", "--in", self.input, "--out",
                     os.path.join(self.folder.name, "no", "such", "folder"))
 
+    def test_damaged_files(self):
+        """Whatever a byte of the header becomes, the command answers or refuses; it never dies."""
+        tensors, metadata = self.problem()
+        tensorfile.write(self.input, tensors, dict(metadata, page_size=PAGE, seqlen_offset=-1))
+        with open(self.input, "rb") as file:
+            whole = file.read()
+        length = tensorfile.struct.unpack("<Q", whole[:8])[0]
+        generator = random.Random(11)
+        for trial in range(60):
+            blob = bytearray(whole)
+            for _ in range(generator.choice([1, 1, 2, 8])):
+                at = generator.randrange(8 + length)
+                blob[at] = generator.choice(b"0123456789[]{},:\"-eE.\x00\xff") if trial % 2 \
+                    else generator.randrange(256)
+            with open(self.input, "wb") as file:
+                file.write(blob)
+            result = run("op", "decode", "--in", self.input, "--out", self.output)
+            self.assertIn(result.returncode, (0, 2), (trial, result.stderr))
+            self.assertEqual(len(result.stderr.splitlines()), result.returncode // 2, result.stderr)
+
     def test_ragged_extend(self):
         tensors, metadata = self.problem()
         self.query = normals(7 * HEADS * WIDTH, 5)

@@ -1,8 +1,9 @@
 /*
  * What must not change a bit of a decode or extend row: page ids, strides and layouts, the batch's
- * order, batch mates, the number of threads and the order tasks run in, the table's width, the host's
- * length bound, what unused slots hold, whether an LSE is asked for, and whether tokens are verified
- * together or one by one. Each relation is tried for each row that accepts the problem.
+ * order, batch mates, the number of threads and the order tasks run in, the table's width, the
+ * host's length bound, what unused slots and hidden keys hold, whether an LSE is asked for, and
+ * whether tokens are verified together or one by one. Each relation is tried for each row that
+ * accepts the problem.
  */
 #include "oracle/compare.h"
 #include "oracle/numeric.h"
@@ -56,9 +57,9 @@ static void assert_same_row(const decode_problem *p, int32_t a, int32_t ja, cons
             ok = lx == oracle_lse_at(&q->params.lse, tb, h);
         }
         if (!ok)
-            fail_msg("%s changes the bits of %s: request %d token %d head %d\n  %s\n  %s, seed %llu",
-                     what, row, a, ja, h, p->base.text, q->base.text,
-                     (unsigned long long)p->base.seed);
+            fail_msg(
+                "%s changes the bits of %s: request %d token %d head %d\n  %s\n  %s, seed %llu",
+                what, row, a, ja, h, p->base.text, q->base.text, (unsigned long long)p->base.seed);
     }
 }
 
@@ -227,8 +228,8 @@ static void token_by_token(const decode_shape *s, const char *row, uint64_t seed
     decode_problem *p = result_of(context, s, row, seed);
     for (int32_t b = 0; b < s->batch; b++)
         for (int32_t j = 0; j < s->q_len[b]; j++) {
-            int32_t offset = s->seqlen_offset == MLA_SEQLEN_OFFSET_VERIFY ? 1 - s->q_len[b]
-                                                                          : s->seqlen_offset;
+            int32_t offset =
+                s->seqlen_offset == MLA_SEQLEN_OFFSET_VERIFY ? 1 - s->q_len[b] : s->seqlen_offset;
             int32_t visible = s->kv_len[b] + offset + j;
             decode_shape one = *s;
             one.batch = 1;
@@ -262,12 +263,42 @@ static void causal_mask(const decode_shape *s, const char *row, uint64_t seed)
     for (int32_t b = 0; b < s->batch; b++)
         for (int32_t j = 0; j < s->q_len[b]; j++)
             for (int32_t i = 0; i < s->q_len[b]; i++)
-                *(uint8_t *)numeric_address(&q->params.mask, first_token(q, b) + j, i, 0, 0) = i <= j;
+                *(uint8_t *)numeric_address(&q->params.mask, first_token(q, b) + j, i, 0, 0) =
+                    i <= j;
     scene_seal(&q->base.scene);
     char why[1200] = "";
     if (!operator_run(context, &decode_operator, &q->base, row, why, sizeof why))
         fail_msg("%s: %s", row, why);
     assert_same(p, q, row, "a mask in place of is_causal");
+    decode_problem_free(p);
+    decode_problem_free(q);
+}
+
+/* NaN in a row that only some tokens of the request see leaves the others alone. */
+static void hidden_keys(const decode_shape *s, const char *row, uint64_t seed)
+{
+    char why[1200] = "";
+    decode_problem *p = result_of(context, s, row, seed), *q = decode_problem_make(s, seed);
+    int64_t bad[PROBLEM_MAX_BATCH];
+    for (int32_t b = 0; b < s->batch; b++) {
+        int64_t live = oracle_live_keys(&q->params, b, s->q_len[b]);
+        bad[b] = live - 1;
+        if (live <= 0 || s->q_len[b] == 0)
+            continue;
+        int64_t page_size = s->page_size;
+        int32_t page =
+            *(int32_t *)numeric_address(&q->params.page_table, b, bad[b] / page_size, 0, 0);
+        const mla_tensor *cache = &q->params.kv_cache;
+        memset(numeric_address(cache, page, bad[b] % page_size, 0, 0), 0xff,
+               (size_t)(cache->shape[cache->rank - 1] * mla_format_bytes(cache->format)));
+    }
+    scene_seal(&q->base.scene);
+    if (!operator_run(context, operator_of(s), &q->base, row, why, sizeof why))
+        fail_msg("%s: %s", row, why);
+    for (int32_t b = 0; b < s->batch; b++)
+        for (int32_t j = 0; j < s->q_len[b]; j++)
+            if (bad[b] < 0 || !oracle_sees(&q->params, b, j, s->q_len[b], bad[b]))
+                assert_same_row(p, b, j, q, b, j, row, "NaN in a key that the token does not see");
     decode_problem_free(p);
     decode_problem_free(q);
 }
@@ -288,6 +319,7 @@ RELATION_TEST(threads_change_nothing, threads)
 RELATION_TEST(runs_are_repeatable, repeated_runs)
 RELATION_TEST(verify_equals_token_by_token, token_by_token)
 RELATION_TEST(causal_mask_equals_is_causal, causal_mask)
+RELATION_TEST(hidden_keys_change_nothing, hidden_keys)
 
 int main(void)
 {
@@ -302,6 +334,7 @@ int main(void)
         cmocka_unit_test(runs_are_repeatable),
         cmocka_unit_test(verify_equals_token_by_token),
         cmocka_unit_test(causal_mask_equals_is_causal),
+        cmocka_unit_test(hidden_keys_change_nothing),
     };
     int failed = cmocka_run_group_tests_name("invariance", tests, NULL, NULL);
     mla_context_destroy(context);

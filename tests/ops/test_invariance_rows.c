@@ -1,9 +1,9 @@
 /*
- * The same for prefill and for the operators on rows: prefill rows keep their bits whatever the batch,
- * the order, the strides, the host's bounds, the threads, and whether a request's queries come in one
- * call or several. Every operator gives the same bytes for any number of threads and any order of
- * tasks. Rows written one by one, in any order, make the same cache as rows written at once, and
- * rope_write is rope followed by write.
+ * The same for prefill and for the operators on rows: prefill rows keep their bits whatever the
+ * batch, the order, the strides, the host's bounds, the threads, and whether a request's queries
+ * come in one call or several. Every operator gives the same bytes for any number of threads and
+ * any order of tasks. Rows written one by one, in any order, make the same cache as rows written at
+ * once, and rope_write is rope followed by write.
  */
 #include "oracle/compare.h"
 #include "oracle/numeric.h"
@@ -19,7 +19,7 @@
 
 static mla_context *context;
 
-/* ---- prefill ---------------------------------------------------------------------------------- */
+/* ---- prefill --------------------------------------------------------------------------------- */
 
 static prefill_problem *result_of(const prefill_shape *s, const char *row, uint64_t seed)
 {
@@ -110,9 +110,8 @@ static void batch_order(const prefill_shape *s, const char *row, uint64_t seed)
     prefill_problem *q = result_of(&turned, row, seed);
     for (int32_t b = 0; b < s->batch; b++)
         for (int32_t i = 0; i < s->q_len[b]; i++)
-            assert_same_row(p, first_token(s, b) + i, q,
-                            first_token(&turned, s->batch - 1 - b) + i, row,
-                            "turning the batch around");
+            assert_same_row(p, first_token(s, b) + i, q, first_token(&turned, s->batch - 1 - b) + i,
+                            row, "turning the batch around");
     prefill_problem_free(p);
     prefill_problem_free(q);
 }
@@ -153,6 +152,54 @@ static void alone_and_in_halves(const prefill_shape *s, const char *row, uint64_
     prefill_problem_free(p);
 }
 
+/* NaN in the last key of each request reaches only the queries that see it. */
+static void hidden_keys(const prefill_shape *s, const char *row, uint64_t seed)
+{
+    char why[1200] = "";
+    if (!s->is_causal)
+        return;
+    prefill_problem *p = result_of(s, row, seed), *q = prefill_problem_make(s, seed);
+    int64_t key = 0;
+    for (int32_t b = 0; b < s->batch; b++) {
+        key += s->kv_len[b];
+        size_t bytes = (size_t)mla_format_bytes(s->kv_format);
+        for (int32_t h = 0; h < s->kv_heads && s->kv_len[b] > 0; h++) {
+            memset(numeric_address(&q->params.k, key - 1, h, 0, 0), 0xff,
+                   (size_t)s->qk_head_dim * bytes);
+            memset(numeric_address(&q->params.v, key - 1, h, 0, 0), 0xff,
+                   (size_t)s->v_head_dim * bytes);
+        }
+    }
+    scene_seal(&q->base.scene);
+    if (!operator_run(context, &prefill_operator, &q->base, row, why, sizeof why))
+        fail_msg("%s: %s", row, why);
+    for (int32_t b = 0; b < s->batch; b++) {
+        int32_t shift = s->kv_len[b] > s->q_len[b] ? s->kv_len[b] - s->q_len[b] : 0;
+        for (int32_t i = 0; i < s->q_len[b] && i + shift < s->kv_len[b] - 1; i++)
+            assert_same_row(p, first_token(s, b) + i, q, first_token(s, b) + i, row,
+                            "NaN in a key that the query does not see");
+    }
+    prefill_problem_free(p);
+    prefill_problem_free(q);
+}
+
+/* One key head for all query heads is the same as key heads that lie on top of each other. */
+static void broadcast_heads(const prefill_shape *s, const char *row, uint64_t seed)
+{
+    char why[1200] = "";
+    prefill_shape one = *s;
+    one.kv_heads = 1;
+    prefill_problem *p = result_of(&one, row, seed), *q = prefill_problem_make(&one, seed);
+    q->params.k.shape[1] = q->params.v.shape[1] = s->heads;
+    q->params.k.stride[1] = q->params.v.stride[1] = 0;
+    if (!operator_run(context, &prefill_operator, &q->base, row, why, sizeof why))
+        fail_msg("%s: %s", row, why);
+    for (int64_t t = 0; t < first_token(s, s->batch); t++)
+        assert_same_row(p, t, q, t, row, "broadcasting heads");
+    prefill_problem_free(p);
+    prefill_problem_free(q);
+}
+
 static void prefill_placement_changes_nothing(void **unused)
 {
     (void)unused;
@@ -171,7 +218,19 @@ static void prefill_rows_stand_alone(void **unused)
     for_all(alone_and_in_halves);
 }
 
-/* ---- every operator, any threads --------------------------------------------------------------- */
+static void prefill_hidden_keys_change_nothing(void **unused)
+{
+    (void)unused;
+    for_all(hidden_keys);
+}
+
+static void prefill_broadcast_heads_change_nothing(void **unused)
+{
+    (void)unused;
+    for_all(broadcast_heads);
+}
+
+/* ---- every operator, any threads ------------------------------------------------------------- */
 
 static uint8_t *outputs_of(const scene *s, size_t *bytes)
 {
@@ -193,9 +252,8 @@ static void threads_change_nothing(void **unused)
 {
     (void)unused;
     static const operator_table *const operators[] = {
-        &prefill_operator, &merge_operator,      &write_operator,  &gather_operator,
-        &rope_operator,    &rope_write_operator, &absorb_operator, &project_operator,
-        &pack_operator};
+        &prefill_operator,    &merge_operator,  &write_operator,   &gather_operator, &rope_operator,
+        &rope_write_operator, &absorb_operator, &project_operator, &pack_operator};
     static const int32_t counts[] = {1, 2, 3, 7, 0};
     char why[1200] = "";
     mla_context *contexts[5];
@@ -215,8 +273,9 @@ static void threads_change_nothing(void **unused)
                         fail_msg("%s: %s\n  %s", rows.name[i], why, p->text);
                     uint8_t *now = outputs_of(&p->scene, &bytes);
                     if (first && memcmp(first, now, bytes) != 0)
-                        fail_msg("%s gives other bits with %d threads (0: backwards)\n  %s, seed %llu",
-                                 rows.name[i], counts[c], p->text, (unsigned long long)seed);
+                        fail_msg(
+                            "%s gives other bits with %d threads (0: backwards)\n  %s, seed %llu",
+                            rows.name[i], counts[c], p->text, (unsigned long long)seed);
                     free(first);
                     first = now;
                 }
@@ -228,7 +287,7 @@ static void threads_change_nothing(void **unused)
         mla_context_destroy(contexts[c]);
 }
 
-/* ---- rows one by one --------------------------------------------------------------------------- */
+/* ---- rows one by one ------------------------------------------------------------------------- */
 
 static mla_write_kv_params write_params_of(const cache_problem *p)
 {
@@ -283,6 +342,38 @@ static void appending_equals_rebuilding(void **unused)
     }
 }
 
+/* All padded tokens of a step write to slot 0: it has to hold one row, not parts of several. */
+static void equal_slots_hold_one_of_the_rows(void **unused)
+{
+    (void)unused;
+    enum { TOKENS = 600, WIDTH = 576 };
+    static float rows_in[TOKENS][WIDTH], pool[WIDTH];
+    static int32_t slots[TOKENS];
+    for (int32_t t = 0; t < TOKENS; t++)
+        for (int32_t d = 0; d < WIDTH; d++)
+            rows_in[t][d] = (float)(t + 1);
+    mla_context *many = operator_context(7);
+    operator_rows rows = operator_rows_here(many, MLA_OP_WRITE, NULL);
+    for (int32_t i = 0; i < 40 * rows.n; i++) {
+        mla_diag diag = {{0}};
+        mla_write_kv_params q = MLA_WRITE_KV_PARAMS_INIT;
+        q.latent = mla_tensor_2d(rows_in, MLA_FORMAT_F32, TOKENS, WIDTH);
+        q.slots = mla_tensor_1d(slots, MLA_FORMAT_I32, TOKENS);
+        q.kv_cache = mla_tensor_3d(pool, MLA_FORMAT_F32, 1, 1, WIDTH);
+        q.kv_lora_rank = 512;
+        q.qk_rope_head_dim = 64;
+        q.call.solution = rows.name[i % rows.n];
+        if (mla_write_kv(many, &q, &diag) != MLA_OK)
+            fail_msg("%s", diag.text);
+        for (int32_t d = 1; d < WIDTH; d++)
+            if (pool[d] != pool[0])
+                fail_msg("%s: slot 0 holds parts of rows %d and %d", rows.name[i % rows.n],
+                         (int)pool[0], (int)pool[d]);
+        assert_true(pool[0] >= 1.0f && pool[0] <= (float)TOKENS);
+    }
+    mla_context_destroy(many);
+}
+
 /* rope_write = rope of q_pe, rope of k_pe to f32, write of both. f32 rows only: write takes latent
  * and rope in one format, and the rotated key must not be rounded on the way. */
 static void rope_write_equals_rope_then_write(void **unused)
@@ -298,15 +389,16 @@ static void rope_write_equals_rope_then_write(void **unused)
             free(p);
             continue;
         }
-        static const char *const families[] = {"c", "avx2", "avx512", "avx512_bf16"};
-        for (size_t f = 0; f < 4; f++) {
-            if (!operator_accepts(context, &rope_write_operator, &p->base, families[f]))
+        operator_rows families = operator_families_here(context, MLA_OP_ROPE_WRITE);
+        for (int32_t f = 0; f < families.n; f++) {
+            if (!operator_accepts(context, &rope_write_operator, &p->base, families.name[f]))
                 continue;
-            mla_call call = {.solution = families[f]};
+            mla_call call = {.solution = families.name[f]};
             mla_diag diag = {{0}};
             size_t bytes = 0;
-            if (!operator_run(context, &rope_write_operator, &p->base, families[f], why, sizeof why))
-                fail_msg("%s: %s\n  %s", families[f], why, p->base.text);
+            if (!operator_run(context, &rope_write_operator, &p->base, families.name[f], why,
+                              sizeof why))
+                fail_msg("%s: %s\n  %s", families.name[f], why, p->base.text);
             uint8_t *joined = outputs_of(&p->base.scene, &bytes);
             scene_reset(&p->base.scene);
             float *key = malloc((size_t)(p->tokens * p->qk_rope_head_dim) * sizeof *key);
@@ -354,7 +446,7 @@ static void rope_write_equals_rope_then_write(void **unused)
             }
             uint8_t *apart = outputs_of(&p->base.scene, &bytes);
             if (memcmp(joined, apart, bytes) != 0)
-                fail_msg("%s: rope_write is not rope then write\n  %s, seed %llu", families[f],
+                fail_msg("%s: rope_write is not rope then write\n  %s, seed %llu", families.name[f],
                          p->base.text, (unsigned long long)seed);
             free(joined);
             free(apart);
@@ -374,8 +466,11 @@ int main(void)
         cmocka_unit_test(prefill_placement_changes_nothing),
         cmocka_unit_test(prefill_batch_order_changes_nothing),
         cmocka_unit_test(prefill_rows_stand_alone),
+        cmocka_unit_test(prefill_hidden_keys_change_nothing),
+        cmocka_unit_test(prefill_broadcast_heads_change_nothing),
         cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(appending_equals_rebuilding),
+        cmocka_unit_test(equal_slots_hold_one_of_the_rows),
         cmocka_unit_test(rope_write_equals_rope_then_write),
     };
     int failed = cmocka_run_group_tests_name("invariance_rows", tests, NULL, NULL);

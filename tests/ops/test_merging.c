@@ -43,7 +43,7 @@ static mla_tensor flat_lse(const mla_tensor *t, int64_t tokens, int64_t heads)
     return mla_tensor_2d(x, MLA_FORMAT_F32, tokens, heads);
 }
 
-/* ---- context parallel --------------------------------------------------------------------------- */
+/* ---- context parallel ------------------------------------------------------------------------ */
 
 static decode_shape shard_shape(uint64_t seed)
 {
@@ -107,10 +107,10 @@ static void merged_shards_equal_the_whole(const decode_shape *whole, int32_t n, 
 static void shards_merge_to_the_whole(void **unused)
 {
     (void)unused;
-    static const int32_t counts[] = {1, 2, 3, 4, 8};
+    static const int32_t counts[] = {1, 2, 3, 8};
     operator_rows rows = operator_rows_here(context, MLA_OP_DECODE, NULL);
     int32_t tried = 0;
-    for (uint64_t seed = 0; seed < 6; seed++) {
+    for (uint64_t seed = 0; seed < 4; seed++) {
         decode_shape s = shard_shape(seed);
         decode_shape sharded = s;
         sharded.shard_count = 2;
@@ -127,7 +127,7 @@ static void shards_merge_to_the_whole(void **unused)
     assert_true(tried > 0);
 }
 
-/* ---- prefix replay ------------------------------------------------------------------------------ */
+/* ---- prefix replay --------------------------------------------------------------------------- */
 
 /* Rows [from_b, from_b + n_b) of each request's keys, one after the other, in packed memory. */
 static mla_tensor take_rows(const mla_tensor *t, const prefill_shape *s, const int32_t *from,
@@ -154,8 +154,8 @@ typedef struct pass {
     mla_tensor out_tensor, lse_tensor;
 } pass;
 
-static pass run_pass(const prefill_problem *p, const char *row, const int32_t *from, const int32_t *n,
-                     int32_t is_causal)
+static pass run_pass(const prefill_problem *p, const char *row, const int32_t *from,
+                     const int32_t *n, int32_t is_causal)
 {
     const prefill_shape *s = &p->shape;
     int64_t tokens = p->params.q.shape[0];
@@ -182,8 +182,7 @@ static pass run_pass(const prefill_problem *p, const char *row, const int32_t *f
     mla_problem problem = MLA_PROBLEM_INIT;
     must(mla_prefill_problem(&q, &problem, &diag), &diag);
     must(mla_workspace_bytes(context, &problem, row, &q.call.workspace_bytes, &diag), &diag);
-    assert_int_equal(
-        posix_memalign(&q.call.workspace, 64, (size_t)q.call.workspace_bytes + 64), 0);
+    assert_int_equal(posix_memalign(&q.call.workspace, 64, (size_t)q.call.workspace_bytes + 64), 0);
     q.call.solution = row;
     must(mla_prefill(context, &q, &diag), &diag);
     free(q.call.workspace);

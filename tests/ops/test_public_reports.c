@@ -1,11 +1,11 @@
 /*
- * Attention inputs that went wrong in other MLA kernels, by their number in a log of public reports;
- * each stands for a class. Every row that takes the input must equal the oracle. Classes that the
- * suites cover in general are not repeated: strides and misaligned bases (110-112), is_causal 0
- * (113), workspace sizes (63, 88), rejected rows (134); those of bits that may not change (38,
- * 114-116) are in test_invariance.c, of prefix replay and shards (13-16, 26, 29, 62) in
- * test_merging.c, of merges, arguments and large pools in test_public_reports_calls.c, of graphs and
- * metadata (35-46, 52) in tests/backend.
+ * Attention inputs that went wrong in other MLA kernels, by their number in a log of public
+ * reports; each stands for a class. Every row that takes the input must equal the oracle. Classes
+ * that the suites cover in general are not repeated: strides and misaligned bases (110-112),
+ * is_causal 0 (113), workspace sizes (63, 88), rejected rows (134); those of bits that may not
+ * change (38, 114-116) are in test_invariance.c, of prefix replay and shards (13-16, 26, 29, 62) in
+ * test_merging.c, of merges, arguments and large pools in test_public_reports_calls.c, of graphs
+ * and metadata (35-46, 52) in tests/backend.
  */
 #include "oracle/compare.h"
 #include "oracle/numeric.h"
@@ -77,7 +77,7 @@ static decode_shape shape_with(int32_t heads, int32_t page_size, int32_t q_forma
 #define BF16 MLA_FORMAT_BF16
 #define E4M3 MLA_FORMAT_E4M3
 
-/* ---- zero lengths and masked rows ---------------------------------------------------------------- */
+/* ---- zero lengths and masked rows ------------------------------------------------------------ */
 
 static void report_1_2_4_padding_rows_of_length_zero(void **unused)
 {
@@ -152,7 +152,7 @@ static void report_8_25_prefill_without_keys_and_lse_without_a_mask(void **unuse
     }
 }
 
-/* ---- poison ----------------------------------------------------------------------------------------- */
+/* ---- poison ---------------------------------------------------------------------------------- */
 
 static void report_30_32_33_unused_slots_of_the_last_page(void **unused)
 {
@@ -181,7 +181,8 @@ static void report_31_requests_are_isolated(void **unused)
         decode_shape s = shape_with(12, pages[f % 2], f < 2 ? BF16 : MLA_FORMAT_F32,
                                     f < 2 ? BF16 : MLA_FORMAT_F32, 3, 2, kv_len);
         decode_problem *clean = decode_problem_make(&s, 1), *bad = decode_problem_make(&s, 1);
-        int32_t page = *(int32_t *)numeric_address(&bad->params.page_table, 1, 20 / s.page_size, 0, 0);
+        int32_t page =
+            *(int32_t *)numeric_address(&bad->params.page_table, 1, 20 / s.page_size, 0, 0);
         memset(numeric_address(&bad->params.kv_cache, page, 20 % s.page_size, 0, 0), 0xff,
                (size_t)(576 * mla_format_bytes(s.kv_format)));
         scene_seal(&bad->base.scene);
@@ -189,7 +190,8 @@ static void report_31_requests_are_isolated(void **unused)
             char why[1200] = "";
             if (!operator_accepts(context, &decode_operator, &bad->base, rows.name[i]))
                 continue;
-            if (!operator_run(context, &decode_operator, &clean->base, rows.name[i], why, sizeof why) ||
+            if (!operator_run(context, &decode_operator, &clean->base, rows.name[i], why,
+                              sizeof why) ||
                 !operator_run(context, &decode_operator, &bad->base, rows.name[i], why, sizeof why))
                 fail_msg("%s: %s", rows.name[i], why);
             for (int64_t b = 0; b < 3; b++) {
@@ -206,7 +208,7 @@ static void report_31_requests_are_isolated(void **unused)
     }
 }
 
-/* ---- several tokens a request -------------------------------------------------------------------- */
+/* ---- several tokens a request ---------------------------------------------------------------- */
 
 static void report_47_positions_of_strided_shards(void **unused)
 {
@@ -248,8 +250,8 @@ static void report_49_50_51_verify_is_causal(void **unused)
     (void)unused;
     static const int32_t kv_len[] = {1024, 77, 8, 300};
     for (int32_t q_len = 2; q_len <= 4; q_len++) {
-        decode_shape s = shape_with(q_len == 4 ? 128 : 16, 64, q_len == 3 ? E4M3 : BF16, E4M3, 4,
-                                    q_len, kv_len);
+        decode_shape s =
+            shape_with(q_len == 4 ? 128 : 16, 64, q_len == 3 ? E4M3 : BF16, E4M3, 4, q_len, kv_len);
         all_rows_agree(&s);
         s.mask = PROBLEM_FULL;
         all_rows_agree(&s);
@@ -269,7 +271,7 @@ static void report_57_long_queries_through_absorbed_decode(void **unused)
     all_rows_agree(&s);
 }
 
-/* ---- heads, pages, dims ----------------------------------------------------------------------------- */
+/* ---- heads, pages, dims ---------------------------------------------------------------------- */
 
 static void report_20_64_to_74_head_counts(void **unused)
 {
@@ -278,7 +280,8 @@ static void report_20_64_to_74_head_counts(void **unused)
     static const int32_t kv_len[] = {65, 0, 130};
     for (size_t h = 0; h < sizeof heads / sizeof heads[0]; h++)
         for (int32_t q_len = 1; q_len <= 2; q_len++) {
-            decode_shape s = shape_with(heads[h], 64, BF16, q_len == 1 ? BF16 : E4M3, 3, q_len, kv_len);
+            decode_shape s =
+                shape_with(heads[h], 64, BF16, q_len == 1 ? BF16 : E4M3, 3, q_len, kv_len);
             all_rows_agree(&s);
         }
 }
@@ -326,14 +329,15 @@ static void report_105_other_latent_and_rope_dims(void **unused)
     }
 }
 
-/* ---- scales, caps, sizes of numbers ------------------------------------------------------------------ */
+/* ---- scales, caps, sizes of numbers ---------------------------------------------------------- */
 
 static void report_92_to_96_scales_with_fp8_caches(void **unused)
 {
     (void)unused;
     static const int32_t kv_len[] = {260, 9};
     static const float softmax_scales[] = {0.0722f, 0.1352f}, k_scales[] = {1.0f, 0.06f, 2.5f};
-    static const int32_t pairs[][2] = {{BF16, E4M3}, {E4M3, E4M3}, {MLA_FORMAT_F32, MLA_FORMAT_E5M2}};
+    static const int32_t pairs[][2] = {
+        {BF16, E4M3}, {E4M3, E4M3}, {MLA_FORMAT_F32, MLA_FORMAT_E5M2}};
     for (size_t i = 0; i < 3; i++)
         for (size_t k = 0; k < 3; k++)
             for (size_t x = 0; x < 2; x++) {
@@ -419,8 +423,8 @@ static void report_109_scores_far_from_zero(void **unused)
     (void)unused;
     static const int32_t kv_len[] = {700, 1, 300};
     for (int32_t i = 0; i < 2; i++) {
-        decode_shape s = shape_with(16, 64, i ? BF16 : MLA_FORMAT_F32, i ? BF16 : MLA_FORMAT_F32, 3,
-                                    2, kv_len);
+        decode_shape s =
+            shape_with(16, 64, i ? BF16 : MLA_FORMAT_F32, i ? BF16 : MLA_FORMAT_F32, 3, 2, kv_len);
         s.kv_mean = 8.0;
         s.softmax_scale = 500.0f;
         all_rows_agree(&s);

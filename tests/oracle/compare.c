@@ -70,8 +70,7 @@ static void judge_lse(const oracle_result *want, int64_t row, const mla_tensor *
         worsen(v, got == expected ? 0.0 : INFINITY, "lse", -1, got, expected);
         return;
     }
-    double slack =
-        bound.lse + 0x1p-24 * (16.0 + 2.0 * fabs(expected) + 4.0 * want->condition[row]);
+    double slack = bound.lse + 0x1p-24 * (16.0 + 2.0 * fabs(expected) + 4.0 * want->condition[row]);
     worsen(v, ratio(fabs(got - expected), slack), "lse", -1, got, expected);
 }
 

@@ -7,8 +7,8 @@
  *     f32: none), independent from key to key;
  *   - the error of the f32 scores and sums, a few 2^-24 of what they add up.
  * Each element is held to the sum of the worst cases (relative to `magnitude`), and each row's
- * Euclidean norm to the root-mean-square of the first two (relative to `spread`), which shrinks with
- * the square root of the number of keys as the output does: one key too few or too many among
+ * Euclidean norm to the root-mean-square of the first two (relative to `spread`), which shrinks
+ * with the square root of the number of keys as the output does: one key too few or too many among
  * thousands fails it. Rows that see nothing must hold exact zeros and an LSE of -inf; nothing else
  * may be infinite or NaN where the oracle is not.
  */

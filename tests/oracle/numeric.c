@@ -1,8 +1,8 @@
 /*
- * Number formats from their definitions; see numeric.h. A small float of e exponent bits, m mantissa
- * bits and bias b holds (-1)^s 2^(E-b) (1 + M/2^m), or (-1)^s 2^(1-b) M/2^m when E is 0. f16, bf16
- * and e5m2 keep the largest E for infinity (M = 0) and NaN; e4m3 uses it for numbers up to 448 and
- * only E and M all ones for NaN.
+ * Number formats from their definitions; see numeric.h. A small float of e exponent bits, m
+ * mantissa bits and bias b holds (-1)^s 2^(E-b) (1 + M/2^m), or (-1)^s 2^(1-b) M/2^m when E is 0.
+ * f16, bf16 and e5m2 keep the largest E for infinity (M = 0) and NaN; e4m3 uses it for numbers up
+ * to 448 and only E and M all ones for NaN.
  */
 #include "oracle/numeric.h"
 
@@ -50,8 +50,8 @@ static double small_float_get(const small_float *f, uint32_t bits)
         return NAN;
     if (exponent == 0)
         return sign * ldexp((double)mantissa, 1 - f->bias - f->mantissa_bits);
-    return sign * ldexp((double)(mantissa + mantissa_all + 1),
-                        (int)exponent - f->bias - f->mantissa_bits);
+    return sign *
+           ldexp((double)(mantissa + mantissa_all + 1), (int)exponent - f->bias - f->mantissa_bits);
 }
 
 static uint32_t small_float_put(const small_float *f, double value)

@@ -2,8 +2,8 @@
  * The number formats in double, written from their definitions and independent of the library's own
  * conversions: sign, exponent and mantissa fields with a bias; narrowing rounds to nearest even by
  * quanta. f16 and bf16 overflow to infinity; e4m3 (maximum 448, no infinity) and e5m2 (maximum
- * 57344) saturate, infinities too; NaN stays NaN. The library narrows from f32, so callers that want
- * its bits hand in values that are exact in f32.
+ * 57344) saturate, infinities too; NaN stays NaN. The library narrows from f32, so callers that
+ * want its bits hand in values that are exact in f32.
  */
 #ifndef MLA_TESTS_ORACLE_NUMERIC_H
 #define MLA_TESTS_ORACLE_NUMERIC_H

@@ -51,6 +51,23 @@ operator_rows operator_rows_here(const mla_context *ctx, int32_t op, const char 
     return rows;
 }
 
+operator_rows operator_families_here(const mla_context *ctx, int32_t op)
+{
+    operator_rows families = {0, {NULL}};
+    for (int32_t i = 0; i < mla_solution_count(ctx) && families.n < 63; i++) {
+        mla_solution_info info = MLA_SOLUTION_INFO_INIT;
+        if (mla_solution_describe(ctx, i, &info, NULL) != MLA_OK || info.op != op ||
+            !info.runs_here || info.device_type != MLA_DEVICE_CPU)
+            continue;
+        bool is_known = false;
+        for (int32_t k = 0; k < families.n; k++)
+            is_known |= strcmp(families.name[k], info.family) == 0;
+        if (!is_known)
+            families.name[families.n++] = info.family;
+    }
+    return families;
+}
+
 static bool all_canary(const uint8_t *p)
 {
     for (int32_t i = 0; i < CANARY_BYTES; i++)
@@ -83,7 +100,8 @@ bool operator_run(mla_context *ctx, const operator_table *op, problem_base *p, c
     if (status == MLA_OK)
         status = mla_workspace_bytes(ctx, &problem, solution, &bytes, &diag);
     if (status != MLA_OK) {
-        snprintf(why, why_bytes, "problem or workspace: %s: %s", mla_status_name(status), diag.text);
+        snprintf(why, why_bytes, "problem or workspace: %s: %s", mla_status_name(status),
+                 diag.text);
         return false;
     }
     uint8_t *memory = workspace_make(bytes);
@@ -111,9 +129,8 @@ bool operator_refuses(mla_context *ctx, const operator_table *op, problem_base *
 {
     mla_diag diag = {{0}};
     uint8_t *memory = workspace_make(1 << 20);
-    mla_call call = {.solution = solution,
-                     .workspace = memory + CANARY_BYTES,
-                     .workspace_bytes = 1 << 20};
+    mla_call call = {
+        .solution = solution, .workspace = memory + CANARY_BYTES, .workspace_bytes = 1 << 20};
     scene_reset(&p->scene);
     mla_status status = op->run(ctx, p, &call, &diag);
     free(memory);

@@ -1,11 +1,11 @@
 /*
  * Every operator as the suites see it: how to make a random problem, run it and check the result.
- * The same table serves the suites (all rows of the registry times generated problems) and the tests
- * of relations between calls.
+ * The same table serves the suites (all rows of the registry times generated problems) and the
+ * tests of relations between calls.
  *
- * operator_run is the one way to run a problem: outputs are reset to poison, the workspace is exactly
- * as large as the library says, filled with poison and fenced by canaries, and afterwards inputs,
- * gaps and canaries are looked at.
+ * operator_run is the one way to run a problem: outputs are reset to poison, the workspace is
+ * exactly as large as the library says, filled with poison and fenced by canaries, and afterwards
+ * inputs, gaps and canaries are looked at.
  */
 #ifndef MLA_TESTS_ORACLE_OPERATORS_H
 #define MLA_TESTS_ORACLE_OPERATORS_H
@@ -64,5 +64,8 @@ typedef struct operator_rows {
     const char *name[64];
 } operator_rows;
 operator_rows operator_rows_here(const mla_context *ctx, int32_t op, const char *filter);
+
+/* Families with a row of the operator that runs here, each once. */
+operator_rows operator_families_here(const mla_context *ctx, int32_t op);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Decode, extend and prefill for the suites. The oracle checks sampled rows; every other output must
- * at least be finite (an LSE finite or -inf), so that poison that reached any row is seen.
+ * Decode, extend and prefill for the suites. The oracle checks sampled rows; every other output
+ * must at least be finite (an LSE finite or -inf), so that poison that reached any row is seen.
  */
 #include "oracle/compare.h"
 #include "oracle/numeric.h"
@@ -35,7 +35,7 @@ static bool check_attention(const oracle_result *want, const mla_tensor *out, co
            compare_finite(out, why, why_bytes) && lse_is_sane(lse, why, why_bytes);
 }
 
-/* ---- decode and extend ------------------------------------------------------------------------ */
+/* ---- decode and extend ----------------------------------------------------------------------- */
 
 static problem_base *decode_make(uint64_t seed)
 {
@@ -110,7 +110,7 @@ const operator_table extend_operator = {
     .free = decode_free,
 };
 
-/* ---- prefill ---------------------------------------------------------------------------------- */
+/* ---- prefill --------------------------------------------------------------------------------- */
 
 static problem_base *prefill_make(uint64_t seed)
 {

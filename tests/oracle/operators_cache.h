@@ -1,7 +1,7 @@
 /*
- * Problems of the operators that write and read cache rows: write, gather and rope_write. One struct
- * serves all three, since they share the pool, the slots and the rows. Row i of latent and rope
- * belongs to slot slots[i]; all rows go to different slots, some slots are negative.
+ * Problems of the operators that write and read cache rows: write, gather and rope_write. One
+ * struct serves all three, since they share the pool, the slots and the rows. Row i of latent and
+ * rope belongs to slot slots[i]; all rows go to different slots, some slots are negative.
  */
 #ifndef MLA_TESTS_ORACLE_OPERATORS_CACHE_H
 #define MLA_TESTS_ORACLE_OPERATORS_CACHE_H
@@ -15,8 +15,8 @@ typedef struct cache_problem {
     int32_t kv_lora_rank;
     int32_t qk_rope_head_dim;
     int32_t page_size;
-    int32_t format;      /* of the cache */
-    int32_t row_format;  /* of latent and rope */
+    int32_t format;     /* of the cache */
+    int32_t row_format; /* of latent and rope */
     int32_t flags;
     int32_t has_special; /* NaN, infinities and numbers out of range among the rows */
     float k_scale;
@@ -48,10 +48,11 @@ void rope_tables_make(scene *s, rng *r, scene_layout layout, int32_t tokens, int
 /* Rotated element d of x (width P, as doubles) at a position, in double; *size is the sum of the
  * magnitudes added. */
 double rope_reference(const double *x, int64_t d, int64_t width, const mla_tensor *cos,
-                      const mla_tensor *sin, int64_t position, int32_t is_interleaved, double *size);
+                      const mla_tensor *sin, int64_t position, int32_t is_interleaved,
+                      double *size);
 
-/* `value` as `format` stores it after rounding, saturating for fp8, with room for an error of
- * `work` before the rounding. */
-bool rounded_close(double got, double value, int32_t format, double work);
+/* The distance of `got` from `value` as `format` stores it (rounded, saturating for fp8), over its
+ * bound: half a step of the format and `work` before the rounding. Above 1 is wrong. */
+double rounded_error(double got, double value, int32_t format, double work);
 
 #endif

@@ -221,8 +221,8 @@ int oracle_sees(const mla_decode_params *p, int64_t request, int64_t j, int64_t 
         return 0;
     if (!p->mask.rank || position < length - q_len)
         return 1;
-    const uint8_t *cell = numeric_address(&p->mask, first_token(p, request) + j,
-                                          position - (length - q_len), 0, 0);
+    const uint8_t *cell =
+        numeric_address(&p->mask, first_token(p, request) + j, position - (length - q_len), 0, 0);
     return *cell != 0;
 }
 
@@ -300,10 +300,9 @@ oracle_result *oracle_decode(const mla_decode_params *p, int64_t max_rows, uint6
     double keys = 0.0;
     for (int64_t b = 0; b < batch; b++)
         keys += fmax(0.0, (double)whole(&p->cache_seqlens, b)) / (double)batch;
-    oracle_result *r = choose_rows(tokens, heads, p->kv_lora_rank,
-                                   affordable_rows(max_rows, keys, 2.0 * (double)width +
-                                                                       2.0 * p->kv_lora_rank),
-                                   seed);
+    oracle_result *r = choose_rows(
+        tokens, heads, p->kv_lora_rank,
+        affordable_rows(max_rows, keys, 2.0 * (double)width + 2.0 * p->kv_lora_rank), seed);
     double *cache = NULL, *scores = NULL;
     double *query = allocate(width, sizeof *query);
     int64_t *visible = NULL;
@@ -324,8 +323,16 @@ oracle_result *oracle_decode(const mla_decode_params *p, int64_t max_rows, uint6
                 oracle_cache_row(p, request, i, cache + i * width);
             loaded = request;
         }
-        softmax_input in = {query, cache, cache, visible, 0, width, width, width,
-                            (double)p->softmax_scale, (double)p->logit_cap};
+        softmax_input in = {query,
+                            cache,
+                            cache,
+                            visible,
+                            0,
+                            width,
+                            width,
+                            width,
+                            (double)p->softmax_scale,
+                            (double)p->logit_cap};
         for (int64_t i = 0; i < live; i++)
             if (oracle_sees(p, request, j, q_len, i))
                 visible[in.n_visible++] = i;
@@ -339,7 +346,7 @@ oracle_result *oracle_decode(const mla_decode_params *p, int64_t max_rows, uint6
     return r;
 }
 
-/* ---- over explicit keys and values ------------------------------------------------------------ */
+/* ---- over explicit keys and values ----------------------------------------------------------- */
 
 static void load_rows(const mla_tensor *t, int64_t first, int64_t n, int64_t head, double scale,
                       double *rows)
@@ -358,10 +365,9 @@ oracle_result *oracle_prefill(const mla_prefill_params *p, int64_t max_rows, uin
     int64_t group = heads / p->k.shape[1], value_width = p->v.shape[2];
     int64_t batch = p->cu_seqlens_q.shape[0] - 1;
     double keys = (double)p->k.shape[0] / (double)(batch > 0 ? batch : 1);
-    oracle_result *r = choose_rows(tokens, heads, value_width,
-                                   affordable_rows(max_rows, keys, 2.0 * (double)(width) +
-                                                                       2.0 * (double)value_width),
-                                   seed);
+    oracle_result *r = choose_rows(
+        tokens, heads, value_width,
+        affordable_rows(max_rows, keys, 2.0 * (double)(width) + 2.0 * (double)value_width), seed);
     double *k = NULL, *v = NULL, *scores = NULL;
     double *query = allocate(width, sizeof *query);
     int64_t *visible = NULL;
@@ -388,8 +394,16 @@ oracle_result *oracle_prefill(const mla_prefill_params *p, int64_t max_rows, uin
             loaded_request = request;
             loaded_head = kv_head;
         }
-        softmax_input in = {query, k, v, visible, 0, width, width, value_width,
-                            (double)p->softmax_scale, (double)p->logit_cap};
+        softmax_input in = {query,
+                            k,
+                            v,
+                            visible,
+                            0,
+                            width,
+                            width,
+                            value_width,
+                            (double)p->softmax_scale,
+                            (double)p->logit_cap};
         int64_t shift = n > q_len ? n - q_len : 0;
         for (int64_t key = 0; key < n; key++)
             if (!p->is_causal || key <= i + shift)

@@ -15,8 +15,8 @@
 
 typedef struct oracle_result {
     int64_t n_rows;
-    int64_t width;    /* R or V */
-    int64_t *token;   /* row of q in the call, request-major */
+    int64_t width;  /* R or V */
+    int64_t *token; /* row of q in the call, request-major */
     int64_t *head;
     int64_t *visible; /* how many keys the row sees */
     double *out;      /* [n_rows, width] */

@@ -58,14 +58,13 @@ void decode_shape_lengths(decode_shape *s, int32_t batch, const int32_t *q_len,
 
 int32_t problem_pick_format(rng *r)
 {
-    static const int32_t formats[] = {MLA_FORMAT_F32,  MLA_FORMAT_F32,  MLA_FORMAT_F32,
-                                      MLA_FORMAT_BF16, MLA_FORMAT_BF16, MLA_FORMAT_BF16,
-                                      MLA_FORMAT_BF16, MLA_FORMAT_F16,  MLA_FORMAT_E4M3,
-                                      MLA_FORMAT_E5M2};
+    static const int32_t formats[] = {
+        MLA_FORMAT_F32,  MLA_FORMAT_F32,  MLA_FORMAT_F32, MLA_FORMAT_BF16, MLA_FORMAT_BF16,
+        MLA_FORMAT_BF16, MLA_FORMAT_BF16, MLA_FORMAT_F16, MLA_FORMAT_E4M3, MLA_FORMAT_E5M2};
     return RNG_PICK(r, formats);
 }
 
-/* ---- random shapes ---------------------------------------------------------------------------- */
+/* ---- random shapes --------------------------------------------------------------------------- */
 
 static int32_t random_length(rng *r, int32_t page_size)
 {
@@ -91,9 +90,10 @@ static int32_t random_length(rng *r, int32_t page_size)
 
 static void random_dims(rng *r, decode_shape *s)
 {
-    static const int32_t heads[] = {1, 2, 3, 5, 6, 8, 9, 12, 16, 16, 20, 24, 63, 64, 65, 96, 128, 130};
+    static const int32_t heads[] = {1,  2,  3,  5,  6,  8,  9,  12,  16,
+                                    16, 20, 24, 63, 64, 65, 96, 128, 130};
     static const int32_t pages[] = {1, 3, 16, 64, 64, 100, 544};
-    static const int32_t dims[][2] = {{512, 64}, {512, 64}, {512, 64}, {512, 64}, {256, 64},
+    static const int32_t dims[][2] = {{512, 64}, {512, 64}, {512, 64}, {512, 64},  {256, 64},
                                       {512, 0},  {128, 16}, {40, 6},   {512, 128}, {33, 5},
                                       {64, 64},  {1, 1},    {7, 0}};
     s->heads = RNG_PICK(r, heads);
@@ -203,8 +203,7 @@ decode_shape decode_shape_random(uint64_t seed, int32_t is_extend)
     random_visibility(&r, &s);
     s.has_lse = rng_chance(&r, 60);
     s.split_q = s.qk_rope_head_dim > 0 && rng_chance(&r, 25);
-    s.split_cache =
-        s.qk_rope_head_dim > 0 && s.kv_format != MLA_FORMAT_DS656 && rng_chance(&r, 25);
+    s.split_cache = s.qk_rope_head_dim > 0 && s.kv_format != MLA_FORMAT_DS656 && rng_chance(&r, 25);
     s.rank4_cache = rng_chance(&r, 25);
     static const scene_layout layouts[] = {SCENE_PACKED, SCENE_GAPS, SCENE_SHUFFLED};
     s.layout = RNG_PICK(&r, layouts);
@@ -226,7 +225,7 @@ decode_shape decode_shape_random(uint64_t seed, int32_t is_extend)
     return s;
 }
 
-/* ---- from a shape to tensors ------------------------------------------------------------------ */
+/* ---- from a shape to tensors ----------------------------------------------------------------- */
 
 static int64_t largest(const int32_t *x, int32_t n)
 {
@@ -392,9 +391,9 @@ static void describe(decode_problem *p)
     const decode_shape *s = &p->shape;
     char *t = p->base.text;
     t[0] = 0;
-    append(t, "%s H=%d R=%d P=%d PS=%d q=%s kv=%s out=%s B=%d %s", s->is_extend ? "extend" : "decode",
-           s->heads, s->kv_lora_rank, s->qk_rope_head_dim, s->page_size,
-           mla_format_name(s->q_format), mla_format_name(s->kv_format),
+    append(t, "%s H=%d R=%d P=%d PS=%d q=%s kv=%s out=%s B=%d %s",
+           s->is_extend ? "extend" : "decode", s->heads, s->kv_lora_rank, s->qk_rope_head_dim,
+           s->page_size, mla_format_name(s->q_format), mla_format_name(s->kv_format),
            mla_format_name(s->out_format), s->batch, masks[s->mask]);
     append(t, " %s lse=%d scale=%g cap=%g k_scale=%g layout=%d split_q=%d split_cache=%d",
            s->is_ragged ? "ragged" : "uniform", s->has_lse, (double)s->softmax_scale,
@@ -421,13 +420,15 @@ static void make_queries(decode_problem *p, rng *r, int64_t tokens)
     q->q = scene_tensor(sc, r, "q", SCENE_INPUT, s->layout, s->q_format, rank, extents);
     if (s->split_q) {
         extents[rank - 1] = s->qk_rope_head_dim;
-        q->q_rope = scene_tensor(sc, r, "q_rope", SCENE_INPUT, s->layout, s->q_format, rank, extents);
+        q->q_rope =
+            scene_tensor(sc, r, "q_rope", SCENE_INPUT, s->layout, s->q_format, rank, extents);
     }
     extents[rank - 1] = s->kv_lora_rank;
     q->out = scene_tensor(sc, r, "out", SCENE_OUTPUT, s->layout, s->out_format, rank, extents);
     if (s->has_lse) {
         scene_layout layout = s->layout == SCENE_SHUFFLED ? SCENE_GAPS : s->layout;
-        q->lse = scene_tensor(sc, r, "lse", SCENE_OUTPUT, layout, MLA_FORMAT_F32, rank - 1, extents);
+        q->lse =
+            scene_tensor(sc, r, "lse", SCENE_OUTPUT, layout, MLA_FORMAT_F32, rank - 1, extents);
     }
     if (s->is_ragged) {
         int64_t n = s->batch + 1;
@@ -452,8 +453,7 @@ static void make_lengths(decode_problem *p, rng *r, const int64_t *live)
         q->global_seqlens = scene_tensor(&p->base.scene, r, "global_seqlens", SCENE_INPUT,
                                          s->layout, MLA_FORMAT_I32, 1, &n);
     for (int32_t b = 0; b < s->batch; b++) {
-        ((int32_t *)q->cache_seqlens.data)[b] =
-            s->shard_count ? (int32_t)live[b] : s->kv_len[b];
+        ((int32_t *)q->cache_seqlens.data)[b] = s->shard_count ? (int32_t)live[b] : s->kv_len[b];
         if (s->shard_count)
             ((int32_t *)q->global_seqlens.data)[b] = s->kv_len[b];
     }
@@ -483,15 +483,17 @@ decode_problem *decode_problem_make(const decode_shape *shape, uint64_t seed)
         pages += used;
         width = used > width ? used : width;
         most = live[b] > most ? live[b] : most;
-        p->work += (int64_t)s->q_len[b] * live[b] * s->heads *
-                   (2 * s->kv_lora_rank + s->qk_rope_head_dim);
+        p->work +=
+            (int64_t)s->q_len[b] * live[b] * s->heads * (2 * s->kv_lora_rank + s->qk_rope_head_dim);
     }
     pages = pages > 0 ? pages : 1;
     q->kv_lora_rank = s->kv_lora_rank;
     q->qk_rope_head_dim = s->qk_rope_head_dim;
     q->is_causal = s->mask == PROBLEM_CAUSAL;
     q->seqlen_offset = s->seqlen_offset;
-    q->max_seqlen_kv = s->max_seqlen_kv == 0 ? 0 : s->max_seqlen_kv < 0 ? most : most + s->max_seqlen_kv;
+    q->max_seqlen_kv = s->max_seqlen_kv == 0  ? 0
+                       : s->max_seqlen_kv < 0 ? most
+                                              : most + s->max_seqlen_kv;
     if (q->max_seqlen_kv < 1)
         q->max_seqlen_kv = 0;
     q->softmax_scale = s->softmax_scale;

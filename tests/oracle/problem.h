@@ -2,9 +2,9 @@
  * Problems for the attention operators: a shape says everything about a call, made at random from a
  * seed or by hand; a problem is its tensors in a scene, poisoned wherever nothing is live.
  *
- * The data of a request depends on its `identity` and the shape's content seed only, not on where in
- * the batch it stands, which pages it has, how tensors are strided or how wide the table is: so two
- * shapes that differ in such things must give the same bits.
+ * The data of a request depends on its `identity` and the shape's content seed only, not on where
+ * in the batch it stands, which pages it has, how tensors are strided or how wide the table is: so
+ * two shapes that differ in such things must give the same bits.
  */
 #ifndef MLA_TESTS_ORACLE_PROBLEM_H
 #define MLA_TESTS_ORACLE_PROBLEM_H
@@ -24,9 +24,9 @@ typedef struct problem_base {
 
 typedef enum problem_mask {
     PROBLEM_CAUSAL = 0,
-    PROBLEM_FULL = 1,  /* not causal, no mask */
-    PROBLEM_TREE = 2,  /* not causal, each token sees its ancestors in the window */
-    PROBLEM_NOISE = 3  /* not causal, a mask of random bits, empty rows included */
+    PROBLEM_FULL = 1, /* not causal, no mask */
+    PROBLEM_TREE = 2, /* not causal, each token sees its ancestors in the window */
+    PROBLEM_NOISE = 3 /* not causal, a mask of random bits, empty rows included */
 } problem_mask;
 
 typedef struct decode_shape {
@@ -62,18 +62,18 @@ typedef struct decode_shape {
     int32_t extra_pages;
     int64_t max_seqlen_kv; /* -1 = the largest live length, 0 = absent, else that much above it */
     scene_layout layout;
-    int32_t clean;     /* zeros instead of poison in unused slots */
+    int32_t clean; /* zeros instead of poison in unused slots */
     double q_spread;
     double kv_spread;
-    double kv_mean;    /* added to the latent of every row: very negative or large scores */
+    double kv_mean; /* added to the latent of every row: very negative or large scores */
 } decode_shape;
 
 typedef struct decode_problem {
     problem_base base;
     decode_shape shape;
     mla_decode_params params;
-    mla_tensor pool; /* the memory that kv_cache (and kv_cache_rope) lie in */
-    int64_t work;    /* multiply-adds of the whole call */
+    mla_tensor pool;            /* the memory that kv_cache (and kv_cache_rope) lie in */
+    int64_t work;               /* multiply-adds of the whole call */
     struct oracle_result *want; /* made by the first check */
 } decode_problem;
 

@@ -1,6 +1,7 @@
 /*
- * Prefill problems; see problem.h. q [Tq, H, L], k [Tkv, Hk, L], v [Tkv, Hk, V], ragged, with requests
- * of no queries, no keys, or more queries than keys among them. Around all rows stands poison.
+ * Prefill problems; see problem.h. q [Tq, H, L], k [Tkv, Hk, L], v [Tkv, Hk, V], ragged, with
+ * requests of no queries, no keys, or more queries than keys among them. Around all rows stands
+ * poison.
  */
 #include "oracle/numeric.h"
 #include "oracle/oracle.h"
@@ -64,8 +65,9 @@ static void random_lengths(rng *r, prefill_shape *s)
 
 prefill_shape prefill_shape_random(uint64_t seed)
 {
-    static const int32_t heads[][2] = {{1, 1},  {2, 1},  {3, 3},   {4, 2},  {5, 5},  {6, 3}, {8, 8},
-                                       {12, 4}, {16, 2}, {16, 16}, {20, 5}, {24, 1}, {64, 8}, {130, 130}};
+    static const int32_t heads[][2] = {{1, 1},  {2, 1},  {3, 3},  {4, 2},    {5, 5},
+                                       {6, 3},  {8, 8},  {12, 4}, {16, 2},   {16, 16},
+                                       {20, 5}, {24, 1}, {64, 8}, {130, 130}};
     static const int32_t dims[][2] = {{192, 128}, {192, 128}, {192, 128}, {128, 128}, {64, 64},
                                       {96, 32},   {40, 24},   {17, 9},    {1, 1},     {256, 256}};
     static const scene_layout layouts[] = {SCENE_PACKED, SCENE_GAPS, SCENE_SHUFFLED};
@@ -125,8 +127,8 @@ static void fill_rows(const mla_tensor *t, const prefill_shape *s, const int32_t
 static mla_tensor cumulative(prefill_problem *p, rng *r, const char *name, const int32_t *lengths)
 {
     int64_t n = p->shape.batch + 1;
-    mla_tensor t = scene_tensor(&p->base.scene, r, name, SCENE_INPUT, p->shape.layout,
-                                MLA_FORMAT_I32, 1, &n);
+    mla_tensor t =
+        scene_tensor(&p->base.scene, r, name, SCENE_INPUT, p->shape.layout, MLA_FORMAT_I32, 1, &n);
     int32_t *cu = t.data;
     cu[0] = 0;
     for (int32_t b = 0; b < p->shape.batch; b++)
@@ -169,7 +171,8 @@ prefill_problem *prefill_problem_make(const prefill_shape *shape, uint64_t seed)
         tkv += s->kv_len[b];
         most_q = s->q_len[b] > most_q ? s->q_len[b] : most_q;
         most_kv = s->kv_len[b] > most_kv ? s->kv_len[b] : most_kv;
-        p->work += (int64_t)s->q_len[b] * s->kv_len[b] * s->heads * (s->qk_head_dim + s->v_head_dim);
+        p->work +=
+            (int64_t)s->q_len[b] * s->kv_len[b] * s->heads * (s->qk_head_dim + s->v_head_dim);
     }
     q->is_causal = s->is_causal;
     q->softmax_scale = s->softmax_scale;

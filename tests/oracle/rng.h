@@ -1,7 +1,7 @@
 /*
- * A small seeded generator for test data (splitmix64): the same seed gives the same problem on every
- * machine and compiler. Streams are made by hashing a seed with a number, so that the data of one
- * request does not depend on how many numbers another has drawn.
+ * A small seeded generator for test data (splitmix64): the same seed gives the same problem on
+ * every machine and compiler. Streams are made by hashing a seed with a number, so that the data of
+ * one request does not depend on how many numbers another has drawn.
  */
 #ifndef MLA_TESTS_ORACLE_RNG_H
 #define MLA_TESTS_ORACLE_RNG_H

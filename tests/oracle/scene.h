@@ -1,8 +1,8 @@
 /*
  * A scene is the memory of one test problem: a list of named blocks, each holding one tensor among
- * poison. Every byte that is not an element is 0xff, which is NaN in all float formats and -1 in the
- * whole-number ones: a kernel that reads past a row, a page or a tensor meets NaN, and one that writes
- * there is caught.
+ * poison. Every byte that is not an element is 0xff, which is NaN in all float formats and -1 in
+ * the whole-number ones: a kernel that reads past a row, a page or a tensor meets NaN, and one that
+ * writes there is caught.
  *
  *   [ margin 0xff | tensor rows with gaps of 0xff between them | margin 0xff ]
  *
@@ -21,8 +21,8 @@
 #define SCENE_POISON 0xff
 
 typedef enum scene_layout {
-    SCENE_PACKED = 0, /* contiguous */
-    SCENE_GAPS = 1,   /* outer strides larger than packed: a slice of a bigger tensor */
+    SCENE_PACKED = 0,  /* contiguous */
+    SCENE_GAPS = 1,    /* outer strides larger than packed: a slice of a bigger tensor */
     SCENE_SHUFFLED = 2 /* gaps, and the outer dimensions in another order in memory */
 } scene_layout;
 
@@ -51,8 +51,8 @@ mla_tensor scene_tensor(scene *s, rng *r, const char *name, scene_role role, sce
 mla_tensor scene_strided(scene *s, const char *name, scene_role role, int32_t format, int32_t rank,
                          const int64_t *shape, const int64_t *stride, int64_t first_element);
 
-/* A paged cache [pages, page_size, row] (rank 4: [pages, page_size, 1, row]); unless packed, rows and
- * pages may stand further apart than they are long, as in an engine's arena. */
+/* A paged cache [pages, page_size, row] (rank 4: [pages, page_size, 1, row]); unless packed, rows
+ * and pages may stand further apart than they are long, as in an engine's arena. */
 typedef struct scene_pool_shape {
     int32_t format;
     int32_t is_rank4;

@@ -1,7 +1,7 @@
 /*
  * Suites; see suite.h. For each problem: ask mla_explain, run what accepted it with its full name
- * forced, look at what rejected it, run once with nothing forced (the row said to be chosen), and at
- * times ask whether larger problems need at least as much workspace and whether one byte less is
+ * forced, look at what rejected it, run once with nothing forced (the row said to be chosen), and
+ * at times ask whether larger problems need at least as much workspace and whether one byte less is
  * refused. Contexts take turns: 1, 2, 3 and 7 threads, and tasks run one by one in reverse order.
  */
 #include "oracle/suite.h"
@@ -66,7 +66,7 @@ static double seconds_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- one row, one problem --------------------------------------------------------------------- */
+/* ---- one row, one problem -------------------------------------------------------------------- */
 
 static void check_workspace_grows(suite *s, suite_row *row, mla_context *ctx, problem_base *p)
 {
@@ -161,7 +161,8 @@ static void run_unforced(suite *s, mla_context *ctx, problem_base *p, const mla_
         record(s, NULL, p, "no row takes the problem");
         return;
     }
-    if (mla_solution_choose(ctx, problem, NULL, &name, &diag) != MLA_OK || strcmp(name, chosen) != 0)
+    if (mla_solution_choose(ctx, problem, NULL, &name, &diag) != MLA_OK ||
+        strcmp(name, chosen) != 0)
         record(s, NULL, p, "mla_solution_choose and mla_explain disagree");
     if (!operator_verify(ctx, s->op, p, NULL, NULL, why, sizeof why))
         record(s, NULL, p, why);
@@ -206,7 +207,7 @@ static void run_problem(suite *s, uint64_t seed)
     s->op->free(p);
 }
 
-/* ---- the program ------------------------------------------------------------------------------- */
+/* ---- the program ----------------------------------------------------------------------------- */
 
 static void row_test(void **state)
 {

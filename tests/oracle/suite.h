@@ -1,7 +1,7 @@
 /*
- * The suite of one operator: every row of the registry that runs here times generated problems. A row
- * that accepts a problem must equal the oracle; one that rejects it must say why and refuse the call.
- * New kernels are tested by existing. Each row becomes one cmocka test.
+ * The suite of one operator: every row of the registry that runs here times generated problems. A
+ * row that accepts a problem must equal the oracle; one that rejects it must say why and refuse the
+ * call. New kernels are tested by existing. Each row becomes one cmocka test.
  *
  *   test_<op> [--solution NAME] [--seed S] [--count N] [--verbose]
  *

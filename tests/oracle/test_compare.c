@@ -144,9 +144,8 @@ static void kernel(const decode_problem *q, mistake m)
                 query[d] = numeric_round(MLA_FORMAT_BF16, query[d]);
             int64_t page_size = p->kv_cache.shape[1];
             /* a tail row is not live; reading it brings in poison */
-            int64_t end = m == TAIL_READ && live > 0
-                              ? (live + page_size - 1) / page_size * page_size
-                              : live;
+            int64_t end =
+                m == TAIL_READ && live > 0 ? (live + page_size - 1) / page_size * page_size : live;
             if (b != loaded) {
                 free(cache);
                 cache = calloc((size_t)((end + 1) * width), sizeof *cache);
@@ -160,9 +159,10 @@ static void kernel(const decode_problem *q, mistake m)
                 for (int64_t i = first; i < end && i < first + 64; i++) {
                     if (i < live && !takes(p, b, j, q_len, i, live, m))
                         continue;
-                    int64_t from = m == PAGES_EXCHANGED && live >= 2 * page_size && i < 2 * page_size
-                                       ? (i + 1) % (2 * page_size)
-                                       : i;
+                    int64_t from =
+                        m == PAGES_EXCHANGED && live >= 2 * page_size && i < 2 * page_size
+                            ? (i + 1) % (2 * page_size)
+                            : i;
                     memcpy(keys + n * width, cache + from * width, (size_t)width * sizeof *keys);
                     n++;
                     if (m == ONE_KEY_TWICE && i == live / 2) {
@@ -234,10 +234,9 @@ static void honest_kernels_pass(void **unused)
 static void planted_mistakes_are_caught(void **unused)
 {
     (void)unused;
-    static const mistake all[] = {LAST_PAGE_SKIPPED, MASK_ONE_LATE,  MASK_ONE_EARLY,
-                                  RESCALE_FORGOTTEN, HEADS_SWAPPED,  LSE_IN_BASE_2,
-                                  LSE_UNCAPPED,      ROPE_LEFT_OUT,  CAP_LEFT_OUT,
-                                  TAIL_READ};
+    static const mistake all[] = {
+        LAST_PAGE_SKIPPED, MASK_ONE_LATE, MASK_ONE_EARLY, RESCALE_FORGOTTEN, HEADS_SWAPPED,
+        LSE_IN_BASE_2,     LSE_UNCAPPED,  ROPE_LEFT_OUT,  CAP_LEFT_OUT,      TAIL_READ};
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
             decode_shape s = shape_of(pairs[i][0], pairs[i][1], 64);

@@ -1,13 +1,11 @@
 /*
  * Choosing a solution: who wins when several say what to force, what unknown and unfit names give,
- * contexts with different features side by side, rows that a caller adds, and what mla_explain and
- * mla_workspace_bytes tell. The rows here are of the merge operator, whose parameters are small; they
- * only count their calls.
+ * rows that a caller adds, and what mla_explain and mla_workspace_bytes tell. The rows here are of
+ * the merge operator, whose parameters are small; they only count their calls.
  */
 #include "test.h"
 
 #include <mla/mla.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,10 +98,12 @@ static mla_status run_2(const mla_exec *exec, const mla_problem *problem, const 
 }
 
 #define ROW(row_name, row_family, accept, bytes, cost, runner)                                     \
-    {.struct_size = sizeof(mla_solution), .version = MLA_SOLUTION_VERSION, .op = MLA_OP_MERGE,     \
-     .device_type = MLA_DEVICE_CPU, .name = row_name, .family = row_family, .formats = "any",      \
-     .features = "counts", .cpu_features_text = "", .accepts = accept, .workspace_bytes = bytes,   \
-     .cost_us = cost, .run = runner}
+    {                                                                                              \
+        .struct_size = sizeof(mla_solution), .version = MLA_SOLUTION_VERSION, .op = MLA_OP_MERGE,  \
+        .device_type = MLA_DEVICE_CPU, .name = row_name, .family = row_family, .formats = "any",   \
+        .features = "counts", .cpu_features_text = "", .accepts = accept,                          \
+        .workspace_bytes = bytes, .cost_us = cost, .run = runner                                   \
+    }
 
 static const mla_solution rows[] = {
     ROW("merge_one", "one", accepts_all, no_workspace, dear, run_0),
@@ -171,7 +171,7 @@ static const char *chosen(const mla_context *ctx, const char *solution)
     return name;
 }
 
-/* The family of the row that is chosen by itself, and another one that runs here (or NULL). */
+/* The family of a row. */
 static const char *family_of(const mla_context *ctx, const char *row)
 {
     for (int32_t i = 0; i < mla_solution_count(ctx); i++) {
@@ -183,7 +183,7 @@ static const char *family_of(const mla_context *ctx, const char *row)
     return NULL;
 }
 
-/* ---- precedence -------------------------------------------------------------------------------- */
+/* ---- precedence ------------------------------------------------------------------------------ */
 
 static void call_beats_scope_beats_the_rest(void **unused)
 {
@@ -266,7 +266,7 @@ static void scopes_nest_and_end(void **unused)
     mla_context_destroy(ctx);
 }
 
-/* ---- errors ------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static void unknown_names_list_what_exists(void **unused)
 {
@@ -284,8 +284,10 @@ static void unknown_names_list_what_exists(void **unused)
     assert_non_null(strstr(diag.text, "nope"));
     assert_non_null(strstr(diag.text, "one"));
     assert_non_null(strstr(diag.text, "three"));
-    assert_int_equal(mla_solution_choose(ctx, &problem, "c,nope", &name, &diag), MLA_ERROR_NOT_FOUND);
-    assert_int_equal(mla_workspace_bytes(ctx, &problem, "nope", &bytes, &diag), MLA_ERROR_NOT_FOUND);
+    assert_int_equal(mla_solution_choose(ctx, &problem, "c,nope", &name, &diag),
+                     MLA_ERROR_NOT_FOUND);
+    assert_int_equal(mla_workspace_bytes(ctx, &problem, "nope", &bytes, &diag),
+                     MLA_ERROR_NOT_FOUND);
     mla_status status = mla_explain(ctx, &problem, "nope", NULL, &n, &diag);
     assert_true(status == MLA_ERROR_NOT_FOUND || status == MLA_ERROR_CAPACITY);
     assert_int_equal(mla_context_push_solution(ctx, "nope", &diag), MLA_ERROR_NOT_FOUND);
@@ -333,7 +335,8 @@ static void a_family_without_the_operator_is_an_error(void **unused)
     mla_problem problem = merge_problem();
     const char *name = NULL;
     problem.op = MLA_OP_PACK;
-    assert_int_equal(mla_solution_choose(ctx, &problem, "one", &name, &diag), MLA_ERROR_UNSUPPORTED);
+    assert_int_equal(mla_solution_choose(ctx, &problem, "one", &name, &diag),
+                     MLA_ERROR_UNSUPPORTED);
     assert_true(diag.text[0]);
     problem.op = 77;
     assert_int_equal(mla_solution_choose(ctx, &problem, NULL, &name, &diag), MLA_ERROR_ARGUMENT);
@@ -380,7 +383,7 @@ static void bad_rows_are_refused(void **unused)
     free(names);
 }
 
-/* ---- rows of the caller -------------------------------------------------------------------------- */
+/* ---- rows of the caller ---------------------------------------------------------------------- */
 
 static void callers_rows_are_chosen_by_cost_and_replace_by_name(void **unused)
 {
@@ -465,92 +468,6 @@ static void a_capacity_covers_rows_that_smaller_calls_choose(void **unused)
     mla_context_destroy(ctx);
 }
 
-/* ---- contexts side by side ----------------------------------------------------------------------- */
-
-static void contexts_with_other_features_stand_side_by_side(void **unused)
-{
-    (void)unused;
-    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
-    options.ignore_environment = 1;
-    options.cpu_only = 1;
-    mla_context *full = make_context(&options);
-    options.use_baseline = 1;
-    mla_context *plain = make_context(&options);
-    assert_true(mla_context_cpu_features(plain) == 0);
-    assert_string_equal(family_of(plain, chosen(plain, NULL)), "c");
-    assert_int_equal(mla_solution_count(plain), mla_solution_count(full));
-    for (int32_t i = 0; i < mla_solution_count(plain); i++) {
-        mla_solution_info info = MLA_SOLUTION_INFO_INIT;
-        assert_int_equal(mla_solution_describe(plain, i, &info, NULL), MLA_OK);
-        if (info.device_type != MLA_DEVICE_CPU)
-            continue;
-        assert_int_equal(info.runs_here, strcmp(info.family, "c") == 0);
-        assert_true(info.runs_here || info.reason[0]);
-    }
-    /* one bit at a time: the context has no more than the mask, and no more than the machine */
-    for (int32_t bit = 0; bit < 7; bit++) {
-        mla_context_options masked = MLA_CONTEXT_OPTIONS_INIT;
-        masked.ignore_environment = 1;
-        masked.cpu_only = 1;
-        masked.cpu_features = UINT64_C(1) << bit;
-        mla_context *ctx = make_context(&masked);
-        assert_true((mla_context_cpu_features(ctx) & ~masked.cpu_features) == 0);
-        assert_true((mla_context_cpu_features(ctx) & ~mla_context_cpu_features(full)) == 0);
-        chosen(ctx, NULL);
-        mla_context_destroy(ctx);
-    }
-    /* forcing what the features forbid is an error in one context and none in the other */
-    const char *best = chosen(full, NULL);
-    if (strcmp(family_of(full, best), "c") != 0) {
-        mla_problem problem = merge_problem();
-        mla_diag diag = {{0}};
-        const char *name = NULL;
-        assert_int_equal(mla_solution_choose(plain, &problem, best, &name, &diag),
-                         MLA_ERROR_UNSUPPORTED);
-        assert_true(diag.text[0]);
-        assert_int_equal(mla_solution_choose(full, &problem, best, &name, &diag), MLA_OK);
-    }
-    mla_context_destroy(full);
-    mla_context_destroy(plain);
-}
-
-/* Forcing a family has to hold for a whole run, so each has a row for every operator. */
-static void families_cover_every_operator(void **unused)
-{
-    (void)unused;
-    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
-    options.ignore_environment = 1;
-    options.cpu_only = 1;
-    mla_context *ctx = make_context(&options);
-    static const int32_t ops[] = {
-#define OP(name, value, text) name,
-        MLA_OP_LIST(OP)
-#undef OP
-    };
-    for (int32_t i = 0; i < mla_solution_count(ctx); i++) {
-        mla_solution_info info = MLA_SOLUTION_INFO_INIT;
-        assert_int_equal(mla_solution_describe(ctx, i, &info, NULL), MLA_OK);
-        if (info.device_type != MLA_DEVICE_CPU)
-            continue;
-        for (size_t o = 0; o < sizeof ops / sizeof ops[0]; o++) {
-            bool found = false;
-            for (int32_t j = 0; j < mla_solution_count(ctx) && !found; j++) {
-                mla_solution_info other = MLA_SOLUTION_INFO_INIT;
-                assert_int_equal(mla_solution_describe(ctx, j, &other, NULL), MLA_OK);
-                found = other.op == ops[o] && strcmp(other.family, info.family) == 0;
-            }
-            if (!found)
-                fail_msg("family %s has no row for %s", info.family, mla_op_name(ops[o]));
-        }
-        /* names: <op>_..._<family>, texts for people are there */
-        size_t length = strlen(info.name), tail = strlen(info.family);
-        assert_true(length > tail && strcmp(info.name + length - tail, info.family) == 0);
-        assert_int_equal(strncmp(info.name, mla_op_name(info.op), strlen(mla_op_name(info.op))), 0);
-        assert_true(info.formats[0] && info.features[0]);
-    }
-    mla_context_destroy(ctx);
-}
-
 static void explain_tells_about_every_row(void **unused)
 {
     (void)unused;
@@ -590,30 +507,6 @@ static void explain_tells_about_every_row(void **unused)
     mla_context_destroy(ctx);
 }
 
-static void contexts_check_their_options(void **unused)
-{
-    (void)unused;
-    mla_context *ctx = NULL;
-    mla_diag diag = {{0}};
-    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
-    options.ignore_environment = 1;
-    options.cpu_only = 1;
-    options.n_threads = -1;
-    assert_int_equal(mla_context_create(&options, &ctx, &diag), MLA_ERROR_ARGUMENT);
-    assert_non_null(strstr(diag.text, "n_threads"));
-    options.n_threads = 1025;
-    assert_int_equal(mla_context_create(&options, &ctx, &diag), MLA_ERROR_ARGUMENT);
-    options.n_threads = 3;
-    options.struct_size = 0;
-    assert_int_equal(mla_context_create(&options, &ctx, &diag), MLA_ERROR_VERSION);
-    assert_null(ctx);
-    options.struct_size = sizeof options;
-    ctx = make_context(&options);
-    assert_int_equal(mla_context_n_threads(ctx), 3);
-    mla_context_destroy(ctx);
-    mla_context_destroy(NULL);
-}
-
 int main(void)
 {
     unsetenv("MLA_SOLUTION");
@@ -630,10 +523,7 @@ int main(void)
         cmocka_unit_test(ties_go_to_the_earlier_row),
         cmocka_unit_test(a_row_gets_the_workspace_it_asked_for),
         cmocka_unit_test(a_capacity_covers_rows_that_smaller_calls_choose),
-        cmocka_unit_test(contexts_with_other_features_stand_side_by_side),
-        cmocka_unit_test(families_cover_every_operator),
         cmocka_unit_test(explain_tells_about_every_row),
-        cmocka_unit_test(contexts_check_their_options),
     };
     return cmocka_run_group_tests_name("selection", tests, NULL, NULL);
 }

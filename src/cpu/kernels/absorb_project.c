@@ -14,8 +14,8 @@
  *    MR   | sums in registers    |  <- x[row][k]      | 16 sums   |  <- x[row][k..], w[c][k..]
  *         +----------------------+     times w[k][..] | in vectors|
  *
- * The order of an output's sum depends on K alone, so a row has the same bits in any company. With a
- * gate g the value is rounded to out's format, times 1 / (1 + exp(-g)) in f32, and rounded again.
+ * The order of an output's sum depends on K alone, so a row has the same bits in any company. With
+ * a gate g the value is rounded to out's format, times 1 / (1 + exp(-g)) in f32, and rounded again.
  * Called through the families' tables.
  */
 #include "cpu/elementwise.h"
@@ -99,7 +99,8 @@ MLAI_INLINE float add_product(float a, float b, float c)
 #endif
 }
 
-/* ---- n contiguous ------------------------------------------------------------------------------ */
+/* ---- n contiguous ------------------------------------------------------------------------------
+ */
 
 /* `rows` x `vectors` of sums over `depth` steps. x has a row stride of DEPTH, sums one of PANEL. */
 MLAI_INLINE void outer_tile(float *sums, const float *x, const char *w, int64_t k_bytes,
@@ -111,8 +112,8 @@ MLAI_INLINE void outer_tile(float *sums, const float *x, const char *w, int64_t 
     MLAI_UNROLL
     for (int32_t r = 0; r < rows; r++)
         MLAI_UNROLL
-        for (int32_t v = 0; v < vectors; v++)
-            s[r][v] = v_load(sums + r * PANEL + v * V_LANES);
+    for (int32_t v = 0; v < vectors; v++)
+        s[r][v] = v_load(sums + r * PANEL + v * V_LANES);
     for (int64_t k = 0; k < depth; k++) {
         vec column[NR_ONE];
         MLAI_UNROLL
@@ -129,8 +130,8 @@ MLAI_INLINE void outer_tile(float *sums, const float *x, const char *w, int64_t 
     MLAI_UNROLL
     for (int32_t r = 0; r < rows; r++)
         MLAI_UNROLL
-        for (int32_t v = 0; v < vectors; v++)
-            v_store(sums + r * PANEL + v * V_LANES, s[r][v]);
+    for (int32_t v = 0; v < vectors; v++)
+        v_store(sums + r * PANEL + v * V_LANES, s[r][v]);
 }
 
 /* All columns of a panel for `rows` rows: tiles of `vectors`, then one vector, then one by one. */
@@ -166,7 +167,8 @@ MLAI_INLINE void outer_rows(float *sums, const float *x, const weights *w, int64
         outer_columns(sums + r * PANEL, x + r * DEPTH, w, depth, columns, 1, NR_ONE, format);
 }
 
-/* ---- K contiguous ------------------------------------------------------------------------------ */
+/* ---- K contiguous ------------------------------------------------------------------------------
+ */
 
 /* 16 sums of one output, folded in halves: 16 -> 8 -> 4 -> 2 -> 1. */
 MLAI_INLINE float fold_lanes(const vec *s)
@@ -210,32 +212,32 @@ MLAI_INLINE void dot_tile(float *sums, const float *x, const char *w, int64_t c_
     MLAI_UNROLL
     for (int32_t r = 0; r < rows; r++)
         MLAI_UNROLL
-        for (int32_t c = 0; c < columns; c++)
-            MLAI_UNROLL
-            for (int32_t v = 0; v < DOT_VECTORS; v++)
-                s[r][c][v] = v_set1(0.0f);
+    for (int32_t c = 0; c < columns; c++)
+        MLAI_UNROLL
+    for (int32_t v = 0; v < DOT_VECTORS; v++)
+        s[r][c][v] = v_set1(0.0f);
     int64_t k = 0;
     for (; k + DOT_LANES <= depth; k += DOT_LANES)
         MLAI_UNROLL
-        for (int32_t v = 0; v < DOT_VECTORS; v++) {
-            const int64_t at = k + v * V_LANES;
-            vec row[DOT_ROWS];
+    for (int32_t v = 0; v < DOT_VECTORS; v++) {
+        const int64_t at = k + v * V_LANES;
+        vec row[DOT_ROWS];
+        MLAI_UNROLL
+        for (int32_t r = 0; r < rows; r++)
+            row[r] = v_load(x + r * DEPTH + at);
+        MLAI_UNROLL
+        for (int32_t c = 0; c < columns; c++) {
+            const vec column = load_vec(w + c * c_bytes + at * bytes, format);
             MLAI_UNROLL
             for (int32_t r = 0; r < rows; r++)
-                row[r] = v_load(x + r * DEPTH + at);
-            MLAI_UNROLL
-            for (int32_t c = 0; c < columns; c++) {
-                const vec column = load_vec(w + c * c_bytes + at * bytes, format);
-                MLAI_UNROLL
-                for (int32_t r = 0; r < rows; r++)
-                    s[r][c][v] = v_fma(row[r], column, s[r][c][v]);
-            }
+                s[r][c][v] = v_fma(row[r], column, s[r][c][v]);
         }
+    }
     MLAI_UNROLL
     for (int32_t r = 0; r < rows; r++)
         MLAI_UNROLL
-        for (int32_t c = 0; c < columns; c++)
-            sums[r * PANEL + c] += fold_lanes(s[r][c]);
+    for (int32_t c = 0; c < columns; c++)
+        sums[r * PANEL + c] += fold_lanes(s[r][c]);
     if (k < depth)
         dot_tail(sums, x + k, w + k * bytes, c_bytes, depth - k, rows, columns, format);
 }
@@ -263,7 +265,8 @@ MLAI_INLINE void dot_rows(float *sums, const float *x, const weights *w, int64_t
         dot_columns(sums + r * PANEL, x + r * DEPTH, w, depth, columns, 1, DOT_ONE, format);
 }
 
-/* ---- both -------------------------------------------------------------------------------------- */
+/* ---- both --------------------------------------------------------------------------------------
+ */
 
 /* One function a weight format, so that each is compiled for itself. */
 #define CHUNK_FUNCTION(name, format)                                                               \
@@ -294,7 +297,7 @@ static void block(float *sums, const char *x, int64_t x_row_bytes, int32_t x_for
                   const weights *w, int64_t depth, int64_t columns, int64_t rows)
 {
     float wide[MR * DEPTH];
-    const int64_t x_bytes = mla_format_bytes(x_format);
+    const int64_t x_bytes = mlai_lane_bytes(x_format);
     for (int64_t r = 0; r < rows; r++)
         memset(sums + r * PANEL, 0, (size_t)columns * sizeof *sums);
     for (int64_t first = 0; first < depth; first += DEPTH) {
@@ -302,7 +305,7 @@ static void block(float *sums, const char *x, int64_t x_row_bytes, int32_t x_for
         for (int64_t r = 0; r < rows; r++)
             widen_row(wide + r * DEPTH, x + r * x_row_bytes + first * x_bytes, x_format, count);
         weights chunk = *w;
-        chunk.data += first * w->k_stride * mla_format_bytes(w->format);
+        chunk.data += first * w->k_stride * mlai_lane_bytes(w->format);
         if (w->format == MLA_FORMAT_BF16)
             chunk_bf16(sums, wide, &chunk, count, columns, rows);
         else if (w->format == MLA_FORMAT_F16)
@@ -312,7 +315,8 @@ static void block(float *sums, const char *x, int64_t x_row_bytes, int32_t x_for
     }
 }
 
-/* ---- output ------------------------------------------------------------------------------------ */
+/* ---- output ------------------------------------------------------------------------------------
+ */
 
 /* x = x / (1 + exp(-g)), by exp of -|g| so that it cannot overflow. In vectors; n <= PANEL. */
 static void apply_gate(float *x, const char *gate, int32_t format, int64_t n)
@@ -323,8 +327,7 @@ static void apply_gate(float *x, const char *gate, int32_t format, int64_t n)
     for (int64_t i = 0; i < n; i += V_LANES) {
         const vec value = v_load(g + i);
         const vec e = v_exp2(v_mul(v_abs(value), v_set1(-1.442695040888963f)));
-        const vec sigmoid =
-            v_div(v_select(v_less(value, zero), e, one), v_add(one, e));
+        const vec sigmoid = v_div(v_select(v_less(value, zero), e, one), v_add(one, e));
         v_store(g + i, sigmoid);
     }
     for (int64_t i = 0; i < n; i++)
@@ -336,12 +339,12 @@ static void store_row(const product *p, float *sums, int64_t token, int64_t head
 {
     const mla_tensor *out = &p->out, *gate = &p->gate;
     const int64_t at = token * out->stride[0] + head * out->stride[1] + first;
-    char *row = (char *)out->data + at * mla_format_bytes(out->format);
+    char *row = (char *)out->data + at * mlai_lane_bytes(out->format);
     if (mlai_present(gate)) {
         const int64_t gate_at = token * gate->stride[0] + head * gate->stride[1] + first;
         narrow_row(row, out->format, sums, columns);
         widen_row(sums, row, out->format, columns);
-        apply_gate(sums, (const char *)gate->data + gate_at * mla_format_bytes(gate->format),
+        apply_gate(sums, (const char *)gate->data + gate_at * mlai_lane_bytes(gate->format),
                    gate->format, columns);
     }
     narrow_row(row, out->format, sums, columns);
@@ -352,15 +355,15 @@ static void product_item(const product *p, int64_t head, int64_t panel, int64_t 
     const int64_t depth = p->x.shape[2], first = panel * p->panel;
     const int64_t columns = mlai_min_i64(p->panel, p->w.shape[2] - first);
     const int64_t end = mlai_min_i64((group + 1) * GROUP_ROWS, p->x.shape[0]);
-    const int64_t x_bytes = mla_format_bytes(p->x.format), w_bytes = mla_format_bytes(p->w.format);
+    const int64_t x_bytes = mlai_lane_bytes(p->x.format), w_bytes = mlai_lane_bytes(p->w.format);
     weights w = {.k_stride = p->w.stride[1], .c_stride = p->w.stride[2], .format = p->w.format};
     w.is_dot = w.c_stride != 1 && p->w.shape[2] > 1;
     w.data = (const char *)p->w.data + (head * p->w.stride[0] + first * w.c_stride) * w_bytes;
     float sums[MR * PANEL];
     for (int64_t token = group * GROUP_ROWS; token < end; token += MR) {
         const int64_t rows = mlai_min_i64(MR, end - token);
-        const char *x = (const char *)p->x.data +
-                        (token * p->x.stride[0] + head * p->x.stride[1]) * x_bytes;
+        const char *x =
+            (const char *)p->x.data + (token * p->x.stride[0] + head * p->x.stride[1]) * x_bytes;
         block(sums, x, p->x.stride[0] * x_bytes, p->x.format, &w, depth, columns, rows);
         for (int64_t r = 0; r < rows; r++)
             store_row(p, sums + r * PANEL, token + r, head, first, columns);

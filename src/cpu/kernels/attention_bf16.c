@@ -1,11 +1,11 @@
 /*
- * Attention of one unit of keys against one block of query rows with the bf16 dot product: q bf16 (or
- * fp8, exact in bf16), cache bf16 or fp8 (exact) or ds656. Products of pairs in f32 accumulators, both
- * for the scores and for the values; probabilities are rounded to bf16, their sum is not. Called by
- * the drivers through mlai_attention_kernel.
+ * Attention of one unit of keys against one block of query rows with the bf16 dot product: q bf16
+ * (or fp8, exact in bf16), cache bf16 or fp8 (exact) or ds656. Products of pairs in f32
+ * accumulators, both for the scores and for the values; probabilities are rounded to bf16, their
+ * sum is not. Called by the drivers through mlai_attention_kernel.
  *
- * Rows lie in lanes. Nothing of K is packed: a pair of dims of a key is four bytes of its row, which
- * the instruction takes as a broadcast operand:
+ * Rows lie in lanes. Nothing of K is packed: a pair of dims of a key is four bytes of its row,
+ * which the instruction takes as a broadcast operand:
  *
  *   Q packed [pair of dims][rows]        key row: bf16 d0 d1 | d2 d3 | ...
  *     zmm: r0(d0 d1) r1(d0 d1) ...  x      broadcast (d0 d1)             -> scores [key][rows] f32
@@ -13,21 +13,20 @@
  *
  *   softmax [key][rows] -> P packed [pair of keys][rows]: r0(k0 k1) r1(k0 k1) ...
  *
- *   V: two key rows interleave to pairs (k0 k1) of a column: low and high half of each 128-bit lane,
- *   so 32 columns c come as  lo = 0-3 8-11 16-19 24-27,  hi = 4-7 12-15 20-23 28-31;
- *   o keeps that order, finish undoes it.
- *     up to 16 rows: interleaved in registers, once for each tile of columns
- *     more rows:     interleaved once a unit into panels [64 columns][pair of keys][64][2] (L1)
+ *   V: two key rows interleave to pairs (k0 k1) of a column: low and high half of each 128-bit
+ * lane, so 32 columns c come as  lo = 0-3 8-11 16-19 24-27,  hi = 4-7 12-15 20-23 28-31; o keeps
+ * that order, finish undoes it. up to 16 rows: interleaved in registers, once for each tile of
+ * columns more rows:     interleaved once a unit into panels [64 columns][pair of keys][64][2] (L1)
  *   tile: 6 rows x 4 vectors of columns (or 16 x 1), one chain over the pairs of keys
  *
- * ds656: the scores of each 128 dims are summed apart and then multiplied by the key's scale of that
- * tile; for the values the scale goes into P (one packed P a tile), so that only P is rounded.
+ * ds656: the scores of each 128 dims are summed apart and then multiplied by the key's scale of
+ * that tile; for the values the scale goes into P (one packed P a tile), so that only P is rounded.
  *
- * is_narrow (few heads): Q packed [row][dims], key rows loaded as vectors of 32 dims, one sum a lane,
- * lanes added at the end; tile: 4 rows x 4 keys.
+ * is_narrow (few heads): Q packed [row][dims], key rows loaded as vectors of 32 dims, one sum a
+ * lane, lanes added at the end; tile: 4 rows x 4 keys.
  *
- * The instruction flushes subnormals and rounds to nearest inside. Limits: dims of a piece that is odd
- * and values that are no multiple of 32 columns are copied to scratch and padded.
+ * The instruction flushes subnormals and rounds to nearest inside. Limits: dims of a piece that is
+ * odd and values that are no multiple of 32 columns are copied to scratch and padded.
  */
 #include "cpu/kernels/bf16_rows.h"
 
@@ -37,8 +36,8 @@ enum {
     O_ROWS = 6,
     O_VECS = 4,
     PANEL = O_VECS * V_LANES, /* columns */
-    DIRECT_ROWS = 16, /* blocks of up to that many rows interleave in registers */
-    LINE_PAIRS = 16 /* pairs of dims in a cache line */
+    DIRECT_ROWS = 16,         /* blocks of up to that many rows interleave in registers */
+    LINE_PAIRS = 16           /* pairs of dims in a cache line */
 };
 
 MLAI_INLINE vec dot(vec acc, __m512i a, __m512i b)
@@ -68,14 +67,15 @@ static uint64_t q_bytes(const mlai_attention_shape *shape, int32_t n_rows)
     return rows * pairs * sizeof(uint32_t);
 }
 
-/* ---- scratch ---------------------------------------------------------------------------------- */
+/* ---- scratch ----------------------------------------------------------------------------------
+ */
 
 typedef struct scratch {
-    float *scores; /* [MLAI_UNIT_KEYS][GROUP] */
-    uint32_t *p; /* [tiles][PAIRS][GROUP] */
-    float *a; /* [MLAI_BLOCK_ROWS] factor of the accumulator in the fold */
-    float *b; /* [MLAI_BLOCK_ROWS] factor of the unit */
-    float *scales; /* of copies */
+    float *scores;    /* [MLAI_UNIT_KEYS][GROUP] */
+    uint32_t *p;      /* [tiles][PAIRS][GROUP] */
+    float *a;         /* [MLAI_BLOCK_ROWS] factor of the accumulator in the fold */
+    float *b;         /* [MLAI_BLOCK_ROWS] factor of the unit */
+    float *scales;    /* of copies */
     uint32_t *panels; /* interleaved values */
     bf16_copies copies;
     int32_t tiles; /* P's versions: 4 for ds656, else 1 */
@@ -106,7 +106,8 @@ static uint64_t scratch_bytes(const mlai_attention_shape *shape, int32_t n_rows)
     return (uint64_t)(uintptr_t)end;
 }
 
-/* ---- queries ---------------------------------------------------------------------------------- */
+/* ---- queries ----------------------------------------------------------------------------------
+ */
 
 /* [row][padded dims] */
 static void pack_q_narrow(const mlai_attention_shape *shape, uint16_t *q,
@@ -163,7 +164,8 @@ static void pack_q(const mlai_attention_shape *shape, void *q, const void *const
     }
 }
 
-/* ---- scores ------------------------------------------------------------------------------------- */
+/* ---- scores -------------------------------------------------------------------------------------
+ */
 
 typedef struct tile_of_scores {
     vec acc[12][G_VECS];
@@ -402,7 +404,8 @@ static void score_narrow(const mlai_unit *u, const scratch *s, const bf16_rows *
     }
 }
 
-/* ---- softmax ------------------------------------------------------------------------------------ */
+/* ---- softmax ------------------------------------------------------------------------------------
+ */
 
 static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, int32_t n_vecs,
                           int32_t n_keys)
@@ -412,14 +415,14 @@ static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, i
         float *scores = s->scores + (int64_t)i * V_LANES;
         int32_t row = first + i * V_LANES;
         vec m = scores_to_base2(u, scores, stride, n_keys, row);
-        vec from = score_origin(m), l = v_set1(0.0f);
+        vec from = score_origin(m), l = v_set1(0.0f), l_odd = l;
         for (int32_t key = 0; key < n_keys; key += 2) {
             const float *at = scores + key * stride;
             vec even = exp2_for_bf16(v_sub(v_load(at), from)), odd = v_set1(0.0f);
             l = v_add(l, even);
             if (key + 1 < n_keys) {
                 odd = exp2_for_bf16(v_sub(v_load(at + stride), from));
-                l = v_add(l, odd);
+                l_odd = v_add(l_odd, odd);
             }
             uint32_t *p = s->p + key / 2 * stride + (int64_t)i * V_LANES;
             if (s->tiles == 1) {
@@ -433,11 +436,12 @@ static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, i
                     join_pairs(v_mul(even, v_set1(scales[tile])),
                                v_mul(odd, v_set1(scales[MLAI_DS656_TILES + tile]))));
         }
-        take_max_and_sum(u, row, m, l, s->a, s->b);
+        take_max_and_sum(u, row, m, v_add(l, l_odd), s->a, s->b);
     }
 }
 
-/* ---- values ------------------------------------------------------------------------------------- */
+/* ---- values -------------------------------------------------------------------------------------
+ */
 
 /* All key rows into panels: [panel][pair of keys][up to PANEL columns]. */
 static void interleave_values(const mlai_unit *u, const scratch *s, const void *const *values)
@@ -632,7 +636,8 @@ static void values_direct(const mlai_unit *u, const scratch *s, const void *cons
     }
 }
 
-/* ---- the unit ----------------------------------------------------------------------------------- */
+/* ---- the unit -----------------------------------------------------------------------------------
+ */
 
 static void unit(const mlai_unit *u)
 {

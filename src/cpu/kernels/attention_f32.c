@@ -1,7 +1,7 @@
 /*
- * Attention of one unit of keys against one block of query rows in f32 arithmetic: any query and any
- * cache format, widened to f32. One source for the families c, avx2 and avx512 (vec_f32.h); called by
- * the drivers in src/cpu/decode.c and src/cpu/prefill.c through mlai_attention_kernel.
+ * Attention of one unit of keys against one block of query rows in f32 arithmetic: any query and
+ * any cache format, widened to f32. One source for the families c, avx2 and avx512 (vec_f32.h);
+ * called by the drivers in src/cpu/decode.c and src/cpu/prefill.c through mlai_attention_kernel.
  *
  * Rows lie in lanes, in groups of G_VECS vectors; a group goes through three stages:
  *
@@ -17,8 +17,8 @@
  *     o [rows][V] = o * a + (sum over keys of p[key][row] * v[key][column]) * b
  *     tile: O_ROWS rows x O_VECS vectors of columns in registers, one chain over the keys
  *
- * is_narrow (few heads): Q packed [row][dims], keys loaded as vectors of dims, one sum a lane, lanes
- * added at the end; tile: 4 rows x 4 keys (2 x 4 with 16 registers).
+ * is_narrow (few heads): Q packed [row][dims], keys loaded as vectors of dims, one sum a lane,
+ * lanes added at the end; tile: 4 rows x 4 keys (2 x 4 with 16 registers).
  *
  * f32 rows are read where they lie; others are widened to scratch once a unit (f32, at most
  * 256 x (D + 30) values). Columns of o are padded with zeros to a multiple of V_LANES.
@@ -46,7 +46,7 @@ enum {
     S_ROWS = MLAI_UNIT_KEYS,
     GROUP = G_VECS * V_LANES,
     COPY_AHEAD = 4, /* rows that a copy prefetches ahead */
-    LINE = 16 /* values in a cache line */
+    LINE = 16       /* values in a cache line */
 };
 
 static int64_t padded(int64_t n)
@@ -79,12 +79,13 @@ static uint64_t q_bytes(const mlai_attention_shape *shape, int32_t n_rows)
     return (uint64_t)padded(n_rows) * (uint64_t)dims * sizeof(float);
 }
 
-/* ---- scratch ---------------------------------------------------------------------------------- */
+/* ---- scratch ----------------------------------------------------------------------------------
+ */
 
 typedef struct scratch {
     float *scores; /* [S_ROWS][GROUP] */
-    float *a; /* [MLAI_BLOCK_ROWS] factor of the accumulator in the fold */
-    float *b; /* [MLAI_BLOCK_ROWS] factor of the unit */
+    float *a;      /* [MLAI_BLOCK_ROWS] factor of the accumulator in the fold */
+    float *b;      /* [MLAI_BLOCK_ROWS] factor of the unit */
     const void *
         *pointers[MLAI_MAX_PIECES + 1]; /* [MLAI_UNIT_POINTERS] widened rows; last: values */
     float *rows; /* [MLAI_UNIT_KEYS + 1][row_floats] widened rows, the last one zeros */
@@ -127,7 +128,8 @@ static scratch take_scratch(const mlai_unit *u)
     return s;
 }
 
-/* ---- queries ---------------------------------------------------------------------------------- */
+/* ---- queries ----------------------------------------------------------------------------------
+ */
 
 /* [row][padded dims] */
 static void pack_q_narrow(const mlai_attention_shape *shape, float *q,
@@ -182,7 +184,8 @@ static void pack_q(const mlai_attention_shape *shape, void *q, const void *const
     }
 }
 
-/* ---- keys and values to f32 --------------------------------------------------------------------- */
+/* ---- keys and values to f32 ---------------------------------------------------------------------
+ */
 
 typedef struct f32_rows {
     const void *const *keys[MLAI_MAX_PIECES];
@@ -242,7 +245,8 @@ static f32_rows take_rows(const mlai_unit *u, const scratch *s)
     return rows;
 }
 
-/* ---- scores ------------------------------------------------------------------------------------- */
+/* ---- scores -------------------------------------------------------------------------------------
+ */
 
 /* n_keys keys from `key` on against n_vecs vectors of rows; both are constants after inlining. */
 MLAI_INLINE void score_tile(const int32_t n_vecs, const int32_t n_keys, const mlai_unit *u,
@@ -421,7 +425,8 @@ static void score_narrow(const mlai_unit *u, const f32_rows *rows, int32_t first
     }
 }
 
-/* ---- softmax ------------------------------------------------------------------------------------ */
+/* ---- softmax ------------------------------------------------------------------------------------
+ */
 
 /* Scores of a group to probabilities, in place. */
 static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, int32_t n_vecs,
@@ -432,17 +437,27 @@ static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, i
         float *scores = s->scores + (int64_t)i * V_LANES;
         int32_t row = first + i * V_LANES;
         vec m = scores_to_base2(u, scores, stride, n_keys, row);
-        vec from = score_origin(m), l = v_set1(0.0f);
-        for (int32_t key = 0; key < n_keys; key++) {
-            vec p = v_exp2(v_sub(v_load(scores + key * stride), from));
-            l = v_add(l, p);
-            v_store(scores + key * stride, p);
+        vec from = score_origin(m), l = v_set1(0.0f), l_odd = l;
+        int32_t key = 0;
+        for (; key + 2 <= n_keys; key += 2) {
+            vec even = v_exp2(v_sub(v_load(scores + key * stride), from));
+            vec odd = v_exp2(v_sub(v_load(scores + (key + 1) * stride), from));
+            l = v_add(l, even);
+            l_odd = v_add(l_odd, odd);
+            v_store(scores + key * stride, even);
+            v_store(scores + (key + 1) * stride, odd);
         }
-        take_max_and_sum(u, row, m, l, s->a, s->b);
+        for (; key < n_keys; key++) {
+            vec even = v_exp2(v_sub(v_load(scores + key * stride), from));
+            l = v_add(l, even);
+            v_store(scores + key * stride, even);
+        }
+        take_max_and_sum(u, row, m, v_add(l, l_odd), s->a, s->b);
     }
 }
 
-/* ---- values ------------------------------------------------------------------------------------- */
+/* ---- values -------------------------------------------------------------------------------------
+ */
 
 /* Block rows row..row+n_rows-1, columns column..column + n_vecs vectors. p points at the first
  * row's probability of key 0. */
@@ -541,7 +556,8 @@ static void values_group(const mlai_unit *u, const scratch *s, const void *const
     }
 }
 
-/* ---- the unit ----------------------------------------------------------------------------------- */
+/* ---- the unit -----------------------------------------------------------------------------------
+ */
 
 static void unit(const mlai_unit *u)
 {

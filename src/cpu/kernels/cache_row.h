@@ -1,8 +1,8 @@
 /*
  * One row of the cache, in parts: the latent (R values) and the rope key (P values), which lie one
- * after the other in a row or in two tensors. Storing converts, divides by k_scale and may sanitize;
- * loading multiplies by k_scale. ds656 rows: 512 e4m3, four f32 scales, 64 bf16. All offsets are 64-bit.
- * Used by the write, gather and rope_write kernels.
+ * after the other in a row or in two tensors. Storing converts, divides by k_scale and may
+ * sanitize; loading multiplies by k_scale. ds656 rows: 512 e4m3, four f32 scales, 64 bf16. All
+ * offsets are 64-bit. Used by the write, gather and rope_write kernels.
  */
 #ifndef MLAI_CACHE_ROW_H
 #define MLAI_CACHE_ROW_H
@@ -32,11 +32,11 @@ typedef struct mlai_cache {
     bool sanitize;
 } mlai_cache;
 
-static inline mlai_cache mlai_cache_make(const mla_tensor *kv_cache, const mla_tensor *kv_cache_rope,
-                                         int32_t kv_lora_rank, int32_t qk_rope_head_dim,
-                                         float k_scale, int32_t flags)
+static inline mlai_cache mlai_cache_make(const mla_tensor *kv_cache,
+                                         const mla_tensor *kv_cache_rope, int32_t kv_lora_rank,
+                                         int32_t qk_rope_head_dim, float k_scale, int32_t flags)
 {
-    const int64_t bytes = mla_format_bytes(kv_cache->format);
+    const int64_t bytes = mlai_lane_bytes(kv_cache->format);
     mlai_cache cache = {.latent = kv_cache->data,
                         .page_bytes = kv_cache->stride[0] * bytes,
                         .row_bytes = kv_cache->stride[1] * bytes,
@@ -67,9 +67,9 @@ typedef struct mlai_cache_row {
 static inline mlai_cache_row mlai_cache_row_at(const mlai_cache *cache, int64_t slot)
 {
     const int64_t page = slot / cache->page_size, offset = slot % cache->page_size;
-    return (mlai_cache_row){
-        cache->latent + page * cache->page_bytes + offset * cache->row_bytes,
-        cache->rope + page * cache->rope_page_bytes + offset * cache->rope_row_bytes};
+    return (mlai_cache_row){cache->latent + page * cache->page_bytes + offset * cache->row_bytes,
+                            cache->rope + page * cache->rope_page_bytes +
+                                offset * cache->rope_row_bytes};
 }
 
 /* NaN becomes 0, and what would be infinite in the cache's format its largest finite value. */
@@ -91,7 +91,7 @@ static inline void mlai_sanitize(float *x, int64_t n, int32_t format)
 static inline void mlai_store_part(const mlai_cache *cache, char *out, int32_t out_format,
                                    const char *in, int32_t in_format, int64_t n)
 {
-    const int64_t in_bytes = mla_format_bytes(in_format), out_bytes = mla_format_bytes(out_format);
+    const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
     if (in_format == out_format && !cache->sanitize) {
         memcpy(out, in, (size_t)(n * out_bytes));
         return;
@@ -166,13 +166,13 @@ static inline void mlai_store_rope(const mlai_cache *cache, mlai_cache_row row, 
                                    const char *in, int32_t in_format, int64_t n)
 {
     const int32_t format = cache->format == MLA_FORMAT_DS656 ? MLA_FORMAT_BF16 : cache->format;
-    mlai_store_part(cache, row.rope + first * mla_format_bytes(format), format, in, in_format, n);
+    mlai_store_part(cache, row.rope + first * mlai_lane_bytes(format), format, in, in_format, n);
 }
 
 static inline void mlai_load_part(const mlai_cache *cache, char *out, int32_t out_format,
                                   const char *in, int32_t in_format, int64_t n)
 {
-    const int64_t in_bytes = mla_format_bytes(in_format), out_bytes = mla_format_bytes(out_format);
+    const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
     const float scale = cache->k_scale;
     if (in_format == out_format && scale == 1.0f) {
         memcpy(out, in, (size_t)(n * out_bytes));
@@ -211,6 +211,21 @@ static inline void mlai_load_rope(const mlai_cache *cache, mlai_cache_row row, c
     const int32_t format = cache->format == MLA_FORMAT_DS656 ? MLA_FORMAT_BF16 : cache->format;
     mlai_load_part(cache, out, out_format, row.rope, format, cache->n_rope);
 }
+
+/*
+ * Rows are asked for a few tokens before they are used, to write (1) or to read (0): slots jump
+ * from page to page, where the processor's own prefetching does not follow. Functions that only
+ * prefetch are inlined by force: gcc takes a call of one for a call without effect and drops it.
+ */
+enum { MLAI_ROWS_AHEAD = 4, MLAI_LINE_BYTES = 64 };
+
+#define MLAI_PREFETCHER static inline __attribute__((always_inline))
+
+#define MLAI_PREFETCH_BYTES(start, n_bytes, to_write)                                              \
+    do {                                                                                           \
+        for (int64_t at_byte = 0; at_byte < (n_bytes); at_byte += MLAI_LINE_BYTES)                 \
+            __builtin_prefetch((start) + at_byte, to_write);                                       \
+    } while (0)
 
 /*
  * Tokens shared out over tasks by the row they write, so that two tokens with one slot are written

@@ -38,8 +38,8 @@ double MLAI_IN_FAMILY(mlai_merge_cost)(const mla_problem *problem, const mla_exe
     const double states = (double)problem->batch;
     const double values = (double)problem->tokens * problem->num_heads * problem->qk_head_dim;
     return cost(exec,
-                values * (states * format_bytes(problem->q_format) +
-                          format_bytes(problem->out_format)),
+                values *
+                    (states * format_bytes(problem->q_format) + format_bytes(problem->out_format)),
                 values * (states + 1.0), 0.0);
 }
 
@@ -70,8 +70,7 @@ double MLAI_IN_FAMILY(mlai_gather_cost)(const mla_problem *problem, const mla_ex
 
 double MLAI_IN_FAMILY(mlai_rope_cost)(const mla_problem *problem, const mla_exec *exec)
 {
-    const double values =
-        (double)problem->tokens * problem->num_heads * problem->qk_rope_head_dim;
+    const double values = (double)problem->tokens * problem->num_heads * problem->qk_rope_head_dim;
     return cost(exec,
                 values * (format_bytes(problem->q_format) + format_bytes(problem->out_format)),
                 2.0 * values, 0.0);
@@ -79,10 +78,10 @@ double MLAI_IN_FAMILY(mlai_rope_cost)(const mla_problem *problem, const mla_exec
 
 double MLAI_IN_FAMILY(mlai_rope_write_cost)(const mla_problem *problem, const mla_exec *exec)
 {
-    const double queries = problem->out_format == MLA_FORMAT_NONE ? 0.0
-                                                                  : (double)problem->tokens *
-                                                                        problem->num_heads *
-                                                                        problem->qk_rope_head_dim;
+    const double queries =
+        problem->out_format == MLA_FORMAT_NONE
+            ? 0.0
+            : (double)problem->tokens * problem->num_heads * problem->qk_rope_head_dim;
     const double query_bytes = format_bytes(problem->q_format) + format_bytes(problem->out_format);
     const double write = MLAI_IN_FAMILY(mlai_write_cost)(problem, exec);
     return write + cost(exec, queries * query_bytes, 2.0 * queries, 0.0);
@@ -90,8 +89,8 @@ double MLAI_IN_FAMILY(mlai_rope_write_cost)(const mla_problem *problem, const ml
 
 double MLAI_IN_FAMILY(mlai_absorb_cost)(const mla_problem *problem, const mla_exec *exec)
 {
-    const double weights = (double)problem->num_heads * problem->qk_nope_head_dim *
-                           problem->kv_lora_rank;
+    const double weights =
+        (double)problem->num_heads * problem->qk_nope_head_dim * problem->kv_lora_rank;
     return cost(exec, weights * format_bytes(problem->kv_format), 0.0,
                 weights * (double)problem->tokens);
 }
@@ -105,8 +104,8 @@ double MLAI_IN_FAMILY(mlai_project_cost)(const mla_problem *problem, const mla_e
 
 double MLAI_IN_FAMILY(mlai_pack_cost)(const mla_problem *problem, const mla_exec *exec)
 {
-    const double widths = (double)problem->qk_nope_head_dim + problem->qk_rope_head_dim +
-                          problem->v_head_dim;
+    const double widths =
+        (double)problem->qk_nope_head_dim + problem->qk_rope_head_dim + problem->v_head_dim;
     const double values = (double)problem->tokens * problem->num_heads * widths;
     return cost(exec,
                 values * (format_bytes(problem->q_format) + format_bytes(problem->out_format)),

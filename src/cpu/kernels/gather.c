@@ -1,28 +1,28 @@
 /*
  * gather: row i of latent [T, R] and rope [T, P] (or one [T, R + P]) is slot slots[i] of the cache
- * times k_scale, in the outputs' format; negative slots give 0. The row a few tokens ahead is
- * prefetched, since slots jump from page to page. Called through the families' tables.
+ * times k_scale, in the outputs' format; negative slots give 0. Called through the families'
+ * tables.
  */
 #include "cpu/kernels/cache_row.h"
-
-enum { AHEAD = 4, LINE_BYTES = 64 };
 
 typedef struct gather_work {
     const mla_gather_kv_params *params;
     mlai_cache cache;
-    int64_t prefetch_bytes; /* of the latent part */
+    int64_t row_bytes; /* of the latent part's tensor */
 } gather_work;
 
-static void prefetch_row(const gather_work *work, int64_t i, int64_t end)
+/* The row of a later token, and where it will go. */
+MLAI_PREFETCHER void prefetch_row(const gather_work *work, int64_t token, int64_t end)
 {
-    if (i >= end)
+    const mla_tensor *latent = &work->params->latent;
+    if (token >= end)
         return;
-    const int64_t slot = mlai_index_at(&work->params->slots, i);
-    if (slot < 0)
-        return;
-    const char *row = mlai_cache_row_at(&work->cache, slot).latent;
-    for (int64_t at = 0; at < work->prefetch_bytes; at += LINE_BYTES)
-        __builtin_prefetch(row + at);
+    const int64_t bytes = mlai_lane_bytes(latent->format);
+    const int64_t slot = mlai_index_at(&work->params->slots, token);
+    if (slot >= 0)
+        MLAI_PREFETCH_BYTES(mlai_cache_row_at(&work->cache, slot).latent, work->row_bytes, 0);
+    MLAI_PREFETCH_BYTES((const char *)latent->data + token * latent->stride[0] * bytes,
+                        latent->shape[1] * bytes, 1);
 }
 
 static void gather_rows(void *arg, int32_t task, int64_t first, int64_t end)
@@ -30,7 +30,7 @@ static void gather_rows(void *arg, int32_t task, int64_t first, int64_t end)
     const gather_work *work = arg;
     const mla_gather_kv_params *p = work->params;
     const int32_t format = p->latent.format;
-    const int64_t bytes = mla_format_bytes(format);
+    const int64_t bytes = mlai_lane_bytes(format);
     const int64_t latent_stride = p->latent.stride[0] * bytes;
     const int64_t n_latent = work->cache.n_latent, n_rope = work->cache.n_rope;
     char *rope = (char *)p->latent.data + n_latent * bytes;
@@ -41,7 +41,7 @@ static void gather_rows(void *arg, int32_t task, int64_t first, int64_t end)
     }
     (void)task;
     for (int64_t i = first; i < end; i++) {
-        prefetch_row(work, i + AHEAD, end);
+        prefetch_row(work, i + MLAI_ROWS_AHEAD, end);
         const int64_t slot = mlai_index_at(&p->slots, i);
         char *latent_out = (char *)p->latent.data + i * latent_stride;
         char *rope_out = rope + i * rope_stride;
@@ -67,7 +67,7 @@ mla_status MLAI_IN_FAMILY(mlai_gather_run)(const mla_exec *exec, const mla_probl
     gather_work work = {.params = p,
                         .cache = mlai_cache_make(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
                                                  p->qk_rope_head_dim, p->k_scale, 0)};
-    work.prefetch_bytes = p->kv_cache.shape[2] * mla_format_bytes(p->kv_cache.format);
+    work.row_bytes = p->kv_cache.shape[2] * mlai_lane_bytes(p->kv_cache.format);
     mlai_for_rows(exec, problem->tokens, 4 * width, gather_rows, &work);
     return MLA_OK;
 }

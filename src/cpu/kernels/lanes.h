@@ -1,8 +1,8 @@
 /*
  * Conversion of rows between f32 and the storage formats, for the memory-bound kernels: the same
  * results as base/convert.h, written without branches so that compilers turn each loop into vector
- * code for the family it is compiled for (MLAI_FAMILY, see elementwise.h). lanes_x86.h does the front
- * of a row where the compilers' own code is slow.
+ * code for the family it is compiled for (MLAI_FAMILY, see elementwise.h). lanes_x86.h does the
+ * front of a row where the compilers' own code is slow.
  *
  * Subnormal numbers are made by adding or subtracting a power of two, never by multiplying with
  * one, so that no operand is a subnormal f32 (slow on many processors) and rounding is the adder's.
@@ -19,7 +19,16 @@
 #define MLAI_LANES_FRONT(call) 0
 #endif
 
-/* ---- one value --------------------------------------------------------------------------------- */
+/* Bytes of a value of a float format, or 1 for ds656: mla_format_bytes without a call. */
+static inline int64_t mlai_lane_bytes(int32_t format)
+{
+    if (format == MLA_FORMAT_F32)
+        return 4;
+    return format == MLA_FORMAT_BF16 || format == MLA_FORMAT_F16 ? 2 : 1;
+}
+
+/* ---- one value ---------------------------------------------------------------------------------
+ */
 
 static inline float mlai_lane_from_f16(uint16_t x)
 {
@@ -94,7 +103,8 @@ static inline uint16_t mlai_lane_to_bf16(float x)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
 }
 
-/* ---- rows -------------------------------------------------------------------------------------- */
+/* ---- rows --------------------------------------------------------------------------------------
+ */
 
 /* n values of f32 bf16 f16 e4m3 e5m2 as f32. */
 static inline void mlai_widen(float *restrict out, const void *restrict in, int32_t format,

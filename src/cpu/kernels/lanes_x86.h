@@ -1,7 +1,7 @@
 /*
  * Row conversions of lanes.h with AVX2 and F16C, or AVX-512 where the family has it. Each takes the
- * whole vectors at the front of a row and returns how many values it did; the portable code does the
- * rest and gives the same bits.
+ * whole vectors at the front of a row and returns how many values it did; the portable code does
+ * the rest and gives the same bits.
  *
  *   bf16   integer rounding of the f32 bits
  *   f16    the processor's conversion; its NaN payloads are replaced by those of base/convert.h
@@ -126,8 +126,7 @@ static inline int64_t mlai_x86_narrow_fp8(uint8_t *out, const float *in, int64_t
         const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(held, odd), rounding);
         const __m512 aligned = _mm512_add_ps(_mm512_castsi512_ps(held), aligner);
         const __mmask16 is_subnormal = _mm512_cmplt_epi32_mask(held, min_normal);
-        const __mmask16 is_nan =
-            _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
+        const __mmask16 is_nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
         __m512i code = _mm512_srl_epi32(sum, shift);
         code = _mm512_mask_sub_epi32(code, is_subnormal, _mm512_castps_si512(aligned),
                                      _mm512_castps_si512(aligner));
@@ -155,8 +154,7 @@ static inline __m256i mlai_x86_bf16_codes(const float *in)
     const __m256 x = _mm256_loadu_ps(in);
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i sum =
-        _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
+    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
     const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     return _mm256_srli_epi32(_mm256_blendv_epi8(sum, nan, is_nan), 16);
@@ -240,13 +238,12 @@ static inline __m256i mlai_x86_fp8_codes(const float *in, const mlai_fp8_narrow 
     const __m256i subnormal =
         _mm256_sub_epi32(_mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(held), aligner)),
                          _mm256_castps_si256(aligner));
-    const __m256i is_subnormal =
-        _mm256_cmpgt_epi32(_mm256_set1_epi32(f->min_normal_bits), held);
+    const __m256i is_subnormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(f->min_normal_bits), held);
     const __m256i is_nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
     __m256i code = _mm256_blendv_epi8(_mm256_srl_epi32(sum, shift), subnormal, is_subnormal);
     code = _mm256_or_si256(code, _mm256_and_si256(is_nan, _mm256_set1_epi32(0x7f)));
-    return _mm256_or_si256(
-        code, _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80)));
+    return _mm256_or_si256(code,
+                           _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80)));
 }
 
 static inline int64_t mlai_x86_narrow_fp8(uint8_t *out, const float *in, int64_t n,
@@ -256,8 +253,8 @@ static inline int64_t mlai_x86_narrow_fp8(uint8_t *out, const float *in, int64_t
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        const __m256i a = _mm256_packus_epi32(mlai_x86_fp8_codes(in + i, f),
-                                              mlai_x86_fp8_codes(in + i + 8, f));
+        const __m256i a =
+            _mm256_packus_epi32(mlai_x86_fp8_codes(in + i, f), mlai_x86_fp8_codes(in + i + 8, f));
         const __m256i b = _mm256_packus_epi32(mlai_x86_fp8_codes(in + i + 16, f),
                                               mlai_x86_fp8_codes(in + i + 24, f));
         const __m256i bytes = _mm256_packus_epi16(a, b);

@@ -29,7 +29,7 @@ static const float *lse_at(const mla_tensor *lse, int64_t token, int64_t head)
 static char *row_at(const mla_tensor *t, int64_t token, int64_t head)
 {
     const int64_t offset = token * t->stride[0] + head * t->stride[1];
-    return (char *)t->data + offset * mla_format_bytes(t->format);
+    return (char *)t->data + offset * mlai_lane_bytes(t->format);
 }
 
 static void find_weights(const mla_merge_state_params *p, int64_t token, int64_t head,
@@ -66,11 +66,11 @@ static void copy_row(char *out, int32_t out_format, const char *in, int32_t in_f
 {
     if (out_format == in_format) {
         if (out != in)
-            memcpy(out, in, (size_t)(n * mla_format_bytes(out_format)));
+            memcpy(out, in, (size_t)(n * mlai_lane_bytes(out_format)));
         return;
     }
     float values[CHUNK];
-    const int64_t in_bytes = mla_format_bytes(in_format), out_bytes = mla_format_bytes(out_format);
+    const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
     for (int64_t first = 0; first < n; first += CHUNK) {
         const int64_t count = mlai_min_i64(CHUNK, n - first);
         mlai_widen(values, in + first * in_bytes, in_format, count);
@@ -84,7 +84,7 @@ static void merge_row(const mla_merge_state_params *p, int64_t token, int64_t he
     find_weights(p, token, head, &w);
     char *out = row_at(&p->out, token, head);
     const int32_t out_format = p->out.format, in_format = p->outs[0].format;
-    const int64_t in_bytes = mla_format_bytes(in_format), out_bytes = mla_format_bytes(out_format);
+    const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
     const int64_t n = p->out.shape[2];
     if (w.n_live == 0) {
         memset(out, 0, (size_t)(n * out_bytes));
@@ -115,8 +115,14 @@ static void merge_rows(void *arg, int32_t task, int64_t first, int64_t end)
     const mla_merge_state_params *p = arg;
     const int64_t heads = p->out.shape[1];
     (void)task;
-    for (int64_t row = first; row < end; row++)
-        merge_row(p, row / heads, row % heads);
+    int64_t token = first / heads, head = first % heads;
+    for (int64_t row = first; row < end; row++) {
+        merge_row(p, token, head);
+        if (++head == heads) {
+            head = 0;
+            token++;
+        }
+    }
 }
 
 mla_status MLAI_IN_FAMILY(mlai_merge_run)(const mla_exec *exec, const mla_problem *problem,
@@ -125,8 +131,8 @@ mla_status MLAI_IN_FAMILY(mlai_merge_run)(const mla_exec *exec, const mla_proble
     (void)diag;
     mla_merge_state_params own = *(const mla_merge_state_params *)params;
     const int64_t values = problem->qk_head_dim;
-    const int64_t row_bytes = values * (mla_format_bytes(problem->q_format) * own.n_states +
-                                        mla_format_bytes(problem->out_format));
+    const int64_t row_bytes = values * (mlai_lane_bytes(problem->q_format) * own.n_states +
+                                        mlai_lane_bytes(problem->out_format));
     mlai_for_rows(exec, problem->tokens * problem->num_heads, row_bytes, merge_rows, &own);
     return MLA_OK;
 }

@@ -1,7 +1,7 @@
 /*
- * pack: k_out[t, h] = [k_nope[t, h] | k_pe[t]] for k_nope [T, H, N] and k_pe [T, P], and v_out a copy
- * of v [T, H, V]. fp8 outputs are saturate(x / k_scale) and saturate(x / v_scale). The rope key of a
- * token is converted once and copied to its heads. Called through the families' tables.
+ * pack: k_out[t, h] = [k_nope[t, h] | k_pe[t]] for k_nope [T, H, N] and k_pe [T, P], and v_out a
+ * copy of v [T, H, V]. fp8 outputs are saturate(x / k_scale) and saturate(x / v_scale). The rope
+ * key of a token is converted once and copied to its heads. Called through the families' tables.
  */
 #include "cpu/elementwise.h"
 #include "cpu/kernels/lanes.h"
@@ -11,7 +11,7 @@ enum { CHUNK = 512, KEPT_BYTES = 1024 };
 static void convert(char *out, int32_t out_format, const char *in, int32_t in_format, int64_t n,
                     float scale)
 {
-    const int64_t in_bytes = mla_format_bytes(in_format), out_bytes = mla_format_bytes(out_format);
+    const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
     if (in_format == out_format) {
         memcpy(out, in, (size_t)(n * out_bytes));
         return;
@@ -30,14 +30,14 @@ static void convert(char *out, int32_t out_format, const char *in, int32_t in_fo
 static char *row_at(const mla_tensor *t, int64_t token, int64_t head)
 {
     return (char *)t->data +
-           (token * t->stride[0] + head * t->stride[1]) * mla_format_bytes(t->format);
+           (token * t->stride[0] + head * t->stride[1]) * mlai_lane_bytes(t->format);
 }
 
 static void pack_rows(void *arg, int32_t task, int64_t first, int64_t end)
 {
     const mla_pack_kv_params *p = arg;
     const int64_t heads = p->k_nope.shape[1], n_nope = p->k_nope.shape[2];
-    const int64_t n_rope = p->k_pe.shape[1], out_bytes = mla_format_bytes(p->k_out.format);
+    const int64_t n_rope = p->k_pe.shape[1], out_bytes = mlai_lane_bytes(p->k_out.format);
     const bool is_kept = n_rope * out_bytes <= KEPT_BYTES;
     char kept[KEPT_BYTES]; /* the rope key of kept_token in the output's format */
     int64_t kept_token = -1;
@@ -46,7 +46,7 @@ static void pack_rows(void *arg, int32_t task, int64_t first, int64_t end)
         const int64_t token = row / heads, head = row % heads;
         char *out = row_at(&p->k_out, token, head);
         const char *k_pe = (const char *)p->k_pe.data +
-                           token * p->k_pe.stride[0] * mla_format_bytes(p->k_pe.format);
+                           token * p->k_pe.stride[0] * mlai_lane_bytes(p->k_pe.format);
         convert(out, p->k_out.format, row_at(&p->k_nope, token, head), p->k_nope.format, n_nope,
                 p->k_scale);
         if (!is_kept) {
@@ -69,10 +69,10 @@ mla_status MLAI_IN_FAMILY(mlai_pack_run)(const mla_exec *exec, const mla_problem
 {
     (void)diag;
     mla_pack_kv_params own = *(const mla_pack_kv_params *)params;
-    const int64_t width = (int64_t)problem->qk_nope_head_dim + problem->qk_rope_head_dim +
-                          problem->v_head_dim;
-    const int64_t row_bytes = width * (mla_format_bytes(problem->q_format) +
-                                       mla_format_bytes(problem->out_format));
+    const int64_t width =
+        (int64_t)problem->qk_nope_head_dim + problem->qk_rope_head_dim + problem->v_head_dim;
+    const int64_t row_bytes =
+        width * (mlai_lane_bytes(problem->q_format) + mlai_lane_bytes(problem->out_format));
     mlai_for_rows(exec, problem->tokens * problem->num_heads, row_bytes, pack_rows, &own);
     return MLA_OK;
 }

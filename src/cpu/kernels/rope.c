@@ -8,11 +8,11 @@ static void rope_rows(void *arg, int32_t task, int64_t first, int64_t end)
 {
     const mla_rope_params *p = arg;
     const int64_t heads = p->x.shape[1], rope_dim = p->x.shape[2];
-    const int64_t x_bytes = mla_format_bytes(p->x.format);
-    const int64_t out_bytes = mla_format_bytes(p->out.format);
+    const int64_t x_bytes = mlai_lane_bytes(p->x.format);
+    const int64_t out_bytes = mlai_lane_bytes(p->out.format);
     (void)task;
+    int64_t token = first / heads, head = first % heads;
     for (int64_t row = first; row < end; row++) {
-        const int64_t token = row / heads, head = row % heads;
         const int64_t position = mlai_index_at(&p->positions, token);
         const int64_t x_at = token * p->x.stride[0] + head * p->x.stride[1];
         const int64_t out_at = token * p->out.stride[0] + head * p->out.stride[1];
@@ -20,6 +20,10 @@ static void rope_rows(void *arg, int32_t task, int64_t first, int64_t end)
                          (const char *)p->x.data + x_at * x_bytes, p->x.format,
                          mlai_angles_at(&p->cos, position), mlai_angles_at(&p->sin, position),
                          rope_dim, p->is_interleaved != 0);
+        if (++head == heads) {
+            head = 0;
+            token++;
+        }
     }
 }
 
@@ -28,9 +32,9 @@ mla_status MLAI_IN_FAMILY(mlai_rope_run)(const mla_exec *exec, const mla_problem
 {
     (void)diag;
     mla_rope_params own = *(const mla_rope_params *)params;
-    const int64_t row_bytes = (int64_t)problem->qk_rope_head_dim *
-                              (mla_format_bytes(problem->q_format) +
-                               mla_format_bytes(problem->out_format));
+    const int64_t row_bytes =
+        (int64_t)problem->qk_rope_head_dim *
+        (mlai_lane_bytes(problem->q_format) + mlai_lane_bytes(problem->out_format));
     mlai_for_rows(exec, problem->tokens * problem->num_heads, row_bytes, rope_rows, &own);
     return MLA_OK;
 }

@@ -28,7 +28,7 @@ static inline void mlai_rotate_chunk(mlai_rotated *y, const char *x, int32_t for
                                      const float *cos, const float *sin, int64_t rope_dim,
                                      int64_t first_pair, bool is_interleaved)
 {
-    const int64_t half = rope_dim / 2, bytes = mla_format_bytes(format);
+    const int64_t half = rope_dim / 2, bytes = mlai_lane_bytes(format);
     const int64_t n = mlai_min_i64(MLAI_PAIRS, half - first_pair);
     const float *restrict c = cos + first_pair, *restrict s = sin + first_pair;
     float in[2 * MLAI_PAIRS];
@@ -61,13 +61,13 @@ static inline void mlai_rotate_head(char *out, int32_t out_format, const char *x
                                     const float *cos, const float *sin, int64_t rope_dim,
                                     bool is_interleaved)
 {
-    const int64_t out_bytes = mla_format_bytes(out_format);
+    const int64_t out_bytes = mlai_lane_bytes(out_format);
     mlai_rotated y;
     for (int64_t pair = 0; pair < rope_dim / 2; pair += MLAI_PAIRS) {
         mlai_rotate_chunk(&y, x, format, cos, sin, rope_dim, pair, is_interleaved);
         for (int32_t k = 0; k < y.n_parts; k++)
-            mlai_narrow(out + y.part_first[k] * out_bytes, out_format,
-                        y.values + k * y.part_values, y.part_values);
+            mlai_narrow(out + y.part_first[k] * out_bytes, out_format, y.values + k * y.part_values,
+                        y.part_values);
     }
 }
 

@@ -9,9 +9,9 @@
 #include "cpu/kernels/vec_f32.h"
 
 /*
- * Raw products q . k of one vector of rows to scores in base 2, in place: scale, cap, -inf for what a
- * row does not see. Returns their maximum. `stride` floats lie between keys; `first` is the block row
- * of lane 0.
+ * Raw products q . k of one vector of rows to scores in base 2, in place: scale, cap, -inf for what
+ * a row does not see. Returns their maximum. `stride` floats lie between keys; `first` is the block
+ * row of lane 0.
  */
 static vec scores_to_base2(const mlai_unit *u, float *scores, int64_t stride, int32_t n_keys,
                            int32_t first)
@@ -23,8 +23,20 @@ static vec scores_to_base2(const mlai_unit *u, float *scores, int64_t stride, in
         all_see = visible[i] < all_see ? visible[i] : all_see;
     vec to_base2 = v_set1(u->cap > 0.0f ? u->cap * log2e : u->scale * log2e);
     vec to_tanh = v_set1(u->cap > 0.0f ? u->scale / u->cap : 0.0f);
-    vec none = v_set1(-INFINITY), m = none;
-    for (int32_t key = 0; key < n_keys; key++) {
+    vec none = v_set1(-INFINITY), m[4] = {none, none, none, none};
+    int32_t key = 0;
+    /* Nothing to hide and no cap, the usual case: four chains, since a maximum has its latency. */
+    if (!u->hidden && !(u->cap > 0.0f)) {
+        for (; key + 4 <= all_see; key += 4) {
+            MLAI_UNROLL
+            for (int32_t i = 0; i < 4; i++) {
+                vec s = v_mul(v_load(scores + (key + i) * stride), to_base2);
+                v_store(scores + (key + i) * stride, s);
+                m[i] = v_max(m[i], s);
+            }
+        }
+    }
+    for (; key < n_keys; key++) {
         float *at = scores + key * stride;
         vec s = v_load(at);
         if (u->cap > 0.0f)
@@ -36,13 +48,13 @@ static vec scores_to_base2(const mlai_unit *u, float *scores, int64_t stride, in
             s = v_select(v_nonzero_bytes(u->hidden + (int64_t)key * MLAI_BLOCK_ROWS + first), none,
                          s);
         v_store(at, s);
-        m = v_max(m, s);
+        m[0] = v_max(m[0], s);
     }
-    return m;
+    return v_max(v_max(m[0], m[1]), v_max(m[2], m[3]));
 }
 
-/* What scores are measured from: the maximum, or 0 where nothing is seen, since -inf - -inf would be
- * NaN; from 0 every -inf gives p = 0. */
+/* What scores are measured from: the maximum, or 0 where nothing is seen, since -inf - -inf would
+ * be NaN; from 0 every -inf gives p = 0. */
 MLAI_INLINE vec score_origin(vec m)
 {
     return v_select(v_less(v_set1(-INFINITY), m), m, v_set1(0.0f));

@@ -1,22 +1,34 @@
 /*
  * write: row i of latent [T, R] and rope [T, P] (or one [T, R + P]) goes to slot slots[i] of the
- * cache, converted to its format; negative slots are skipped. Of equal slots the last row stays. See
- * cache_row.h for the conversion. Called through the families' tables.
+ * cache, converted to its format; negative slots are skipped. Of equal slots the last row stays.
+ * See cache_row.h for the conversion. Called through the families' tables.
  */
 #include "cpu/kernels/cache_row.h"
 
 typedef struct write_work {
     const mla_write_kv_params *params;
     mlai_cache cache;
+    int64_t row_bytes; /* of the latent part's tensor */
     int32_t n_tasks;
 } write_work;
+
+/* The row of a later token, if this task will write it. */
+MLAI_PREFETCHER void prefetch_row(const write_work *work, int32_t task, int64_t token)
+{
+    const mla_tensor *slots = &work->params->slots;
+    if (token >= slots->shape[0])
+        return;
+    const int64_t slot = mlai_index_at(slots, token);
+    if (slot >= 0 && mlai_owns_slot(slot, token, task, work->n_tasks))
+        MLAI_PREFETCH_BYTES(mlai_cache_row_at(&work->cache, slot).latent, work->row_bytes, 1);
+}
 
 static void write_task(void *arg, int32_t task)
 {
     const write_work *work = arg;
     const mla_write_kv_params *p = work->params;
     const int32_t format = p->latent.format;
-    const int64_t bytes = mla_format_bytes(format), tokens = p->slots.shape[0];
+    const int64_t bytes = mlai_lane_bytes(format), tokens = p->slots.shape[0];
     const int64_t latent_stride = p->latent.stride[0] * bytes;
     const char *rope = (const char *)p->latent.data + work->cache.n_latent * bytes;
     int64_t rope_stride = latent_stride;
@@ -25,6 +37,7 @@ static void write_task(void *arg, int32_t task)
         rope_stride = p->rope.stride[0] * bytes;
     }
     for (int64_t i = 0; i < tokens; i++) {
+        prefetch_row(work, task, i + MLAI_ROWS_AHEAD * work->n_tasks);
         const int64_t slot = mlai_index_at(&p->slots, i);
         if (slot < 0 || !mlai_owns_slot(slot, i, task, work->n_tasks))
             continue;
@@ -46,6 +59,7 @@ mla_status MLAI_IN_FAMILY(mlai_write_run)(const mla_exec *exec, const mla_proble
     write_work work = {.params = p,
                        .cache = mlai_cache_make(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
                                                 p->qk_rope_head_dim, p->k_scale, p->flags)};
+    work.row_bytes = p->kv_cache.shape[2] * mlai_lane_bytes(p->kv_cache.format);
     work.n_tasks = mlai_slot_tasks(exec, problem->tokens, 4 * width);
     if (work.n_tasks == 1)
         write_task(&work, 0);

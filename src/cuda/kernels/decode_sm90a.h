@@ -3,12 +3,12 @@
  * figures of a launch. Plain C11 and CUDA both read this file.
  *
  *   decode_{bf16,f16}_sm90a_r{8,16,32,64}   pages of 8, 16, 32 or a multiple of 64 rows
- *   ..._pair                                the same for two row tiles a cluster sharing each block
  *   ..._gather                              any page size
  *
  * q [tokens, heads, 576]; kv [pages, page_size, 576], values = the first 512 of the same rows;
  * out [tokens, heads, 512]; lse [tokens, heads]. Strides in elements, last dim contiguous; bases
- * and strides of q, kv and out multiples of 16 bytes (8 bytes are enough for an f32 out).
+ * and strides of q, kv and out multiples of 16 bytes. The tensor map of the kv for f16 and bf16 is
+ * the same (16-bit elements).
  */
 #ifndef MLAI_DECODE_SM90A_H
 #define MLAI_DECODE_SM90A_H
@@ -45,8 +45,7 @@ static inline mlai_decode_sm90a_divisor mlai_decode_sm90a_divide_by(int32_t divi
 
 typedef struct mlai_decode_sm90a_params {
     /* dims (576, page_size, pages), strides (kv_row_stride, kv_page_stride), box (64, box_rows, 1),
-     * 128-byte swizzle; box_rows = min(page_size, 64), or min(page_size, 32) for _pair. Unused by
-     * _gather. */
+     * 128-byte swizzle; box_rows = min(page_size, 64). Unused by _gather. */
     mlai_decode_sm90a_map kv_map;
     const void *q;
     const void *kv;
@@ -57,7 +56,7 @@ typedef struct mlai_decode_sm90a_params {
     const int32_t *cu_seqlens_q; /* [batch + 1], ascending, on the device; null: q_len for all */
     float *partial;              /* MLAI_DECODE_SM90A_PARTIAL_FLOATS(grid, rows), 16-byte aligned */
     float *partial_lse;          /* MLAI_DECODE_SM90A_LSE_FLOATS(grid, rows) */
-    uint32_t *counters;          /* [grid], zeroed once; one set a stream; see the kernel's head */
+    uint32_t *counters; /* [grid], zeroed once, one set a stream; low 31 bits 0 between launches */
     int64_t q_token_stride;
     int64_t q_head_stride;
     int64_t kv_page_stride;
@@ -66,7 +65,7 @@ typedef struct mlai_decode_sm90a_params {
     int64_t out_token_stride;
     int64_t out_head_stride;
     int64_t lse_token_stride;
-    uint64_t kv_policy; /* the L2 eviction policy of cache rows */
+    uint64_t kv_policy; /* the L2 eviction policy of cache rows: MLAI_DECODE_SM90A_L2_* */
     int32_t batch;
     int32_t heads;
     mlai_decode_sm90a_divisor by_heads;
@@ -77,11 +76,12 @@ typedef struct mlai_decode_sm90a_params {
     int32_t page_size;
     int32_t capacity; /* min(table_width * page_size, 2^30): what lengths are clamped to */
     int32_t box_rows;
-    int32_t causal;         /* 0: every query token sees all seqlens keys */
+    int32_t causal;          /* 0: every query token sees all seqlens keys */
     int32_t explicit_offset; /* 0: token j sees seqlens + 1 - q_len + j; 1: seqlens + offset + j */
     int32_t seqlen_offset;
-    int32_t item_cost; /* what starting and ending a row tile costs, in blocks of 64 keys */
-    int32_t l2_ahead;  /* 1: tiles of 64 rows ask the L2 for blocks ahead of the ring */
+    int32_t share; /* how many neighbouring CTAs work on as many row tiles of one request at a time,
+                    * so that its keys come from memory once; 1 to grid */
+    int32_t item_cost; /* what starting and ending a row tile costs, in blocks of 64 keys; >= 1 */
     int32_t out_f32;   /* 1: out is f32, else in q's format */
     float softmax_scale;
     float logit_cap; /* 0: none */
@@ -94,15 +94,48 @@ enum {
     MLAI_DECODE_SM90A_STAGES = 2
 };
 
+/* The bulk copies' 64-bit cache hints. Evict-first is the faster one where the cache set is larger
+ * than the L2, and no slower where it is not. */
+#define MLAI_DECODE_SM90A_L2_EVICT_NORMAL UINT64_C(0x1000000000000000)
+#define MLAI_DECODE_SM90A_L2_EVICT_FIRST UINT64_C(0x12f0000000000000)
+
+/* Which kernel: its rows a tile, from what the host knows (capacities, not live lengths), for
+ * `request_rows` = heads x the longest q_len. Small problems take smaller tiles for more CTAs. */
+static inline int32_t mlai_decode_sm90a_rows(int32_t batch, int64_t request_rows,
+                                             int64_t capacity_keys, int32_t sms)
+{
+    if (request_rows <= 32) {
+        return request_rows <= 8 ? 8 : request_rows <= 16 ? 16 : 32;
+    }
+    const int64_t blocks = (int64_t)batch * ((request_rows + 63) / 64) *
+                           ((capacity_keys + MLAI_DECODE_SM90A_KEYS - 1) / MLAI_DECODE_SM90A_KEYS);
+    return 2 * blocks < sms ? 16 : blocks < 4 * (int64_t)sms ? 32 : 64;
+}
+
+static inline int32_t mlai_decode_sm90a_share(int64_t request_rows, int32_t rows)
+{
+    const int64_t tiles = (request_rows + rows - 1) / rows;
+    return (int32_t)(tiles < 1 ? 1 : tiles > 8 ? 8 : tiles);
+}
+
+static inline int32_t mlai_decode_sm90a_item_cost(int32_t rows)
+{
+    return rows < 64 ? 1 : 2;
+}
+
 #define MLAI_DECODE_SM90A_THREADS(rows) ((rows) < 64 ? 512 : 384)
 
-/* The CTAs of a launch must be resident together (one an SM; launch cooperatively): those that share
- * a row tile wait for each other before they merge. */
-#define MLAI_DECODE_SM90A_PARTIAL_FLOATS(grid, rows) ((int64_t)(grid) * 2 * (rows) * 512)
-#define MLAI_DECODE_SM90A_LSE_FLOATS(grid, rows) ((int64_t)(grid) * 2 * (rows))
-/* Two K blocks, Q (two buffers up to 32 rows), the tail (barriers, softmax statistics, plan), room to align the base to 1024. */
-#define MLAI_DECODE_SM90A_TAIL_BYTES 5120
-#define MLAI_DECODE_SM90A_SMEM_BYTES(rows) \
-    (2 * 64 * 576 * 2 + ((rows) < 64 ? 2 : 1) * (rows) * 576 * 2 + MLAI_DECODE_SM90A_TAIL_BYTES + 1024)
+/* grid: one CTA an SM, at least `share`, by a cooperative launch: CTAs that share a row tile wait
+ * for each other before they merge, so all must be resident together. Dynamic shared memory:
+ * MLAI_DECODE_SM90A_SMEM_BYTES(rows). Rows of a request, and the sum over all row tiles of
+ * item_cost + ceil(capacity / 64), stay below 2^31. */
+#define MLAI_DECODE_SM90A_PARTIAL_FLOATS(grid, rows) ((int64_t)(grid)*2 * (rows)*512)
+#define MLAI_DECODE_SM90A_LSE_FLOATS(grid, rows) ((int64_t)(grid)*2 * (rows))
+/* Two K blocks, Q (two buffers up to 32 rows), the tail (barriers, softmax statistics, plan), room
+ * to align the base to 1024. */
+#define MLAI_DECODE_SM90A_TAIL_BYTES 6144
+#define MLAI_DECODE_SM90A_SMEM_BYTES(rows)                                                         \
+    (2 * 64 * 576 * 2 + ((rows) < 64 ? 2 : 1) * (rows)*576 * 2 + MLAI_DECODE_SM90A_TAIL_BYTES +    \
+     1024)
 
 #endif

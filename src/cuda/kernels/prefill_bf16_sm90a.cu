@@ -3,24 +3,23 @@
  *
  *   q [total_q, q_heads, 192]   k [total_kv, kv_heads, 192]   v [total_kv, kv_heads, 128]
  *   out [total_q, q_heads, 128] in q's format, lse [total_q, q_heads] f32 natural log or null;
- *   any token and head strides that are multiples of 16 bytes (prefill_sm90a.h: maps and limits).
+ *   any token and head strides that are multiples of 16 bytes (prefill_sm90a.h: maps and launch).
  * Causal: query i of a request sees keys j <= i + max(kv_len - q_len, 0). GQA: kv head =
  * q head / (q_heads / kv_heads). Scores, sums and outputs accumulate in f32; p is rounded to the
- * format before the second product.
+ * format before the second product. A row's bits depend on its own request alone.
  *
- * Persistent CTAs of three warpgroups: one loads, two compute 64 query rows each of a 128-row tile.
- * The two take turns on the tensor cores, so that one's softmax runs under the other's products, and
- * inside a warpgroup the next block's q k^T is in flight with this block's p v. The first block of
- * the next tile is started with the last p v of this one: a tile has no prologue of its own.
- * Tiles come from a counter, long requests first and inside a request the last rows first.
- * docs/kernels/prefill_bf16_sm90a.md draws the schedule. Launched by the prefill launcher of src/cuda:
- * 384 threads, MLAI_PREFILL_SM90A_SMEM_BYTES, min(SMs, tiles at capacity) CTAs.
+ * Persistent CTAs of three warpgroups over 128-row tiles. In the first, one warp searches for tiles
+ * and one thread loads; the other two compute 64 rows each: the next block's q k^T is in flight
+ * with this block's p v and its softmax, and the next tile's first q k^T with this tile's last p v,
+ * so that a tile has no start-up of its own. The drawing is in docs/kernels/prefill_bf16_sm90a.md.
  *
- * Shared memory (208 KiB)                            Barriers
- *   q      2 x [3][64][64]    one a warpgroup          q_full[w]  producer -> warpgroup w
- *   k ring 2 x [3][128][64]                            q_free[w]  warpgroup w's 4 warps -> producer
- *   v ring 2 x [2][128][64]                            k_full, k_free, v_full, v_free [2]: the rings,
- *   tile records 2 x 32 bytes, under q_full's order    8 warps free a stage
+ * Shared memory (208 KiB)                      Barriers
+ *   q       2 x [3][64][64], one a warpgroup   q_full, q_free, record [warpgroup]
+ *   k ring  2 x [3][128][64]                   k_full, k_free [2]  freed by the 8 computing warps
+ *   v ring  2 x [2][128][64]                   v_full, v_free [2]
+ *   records 2 x 32 bytes, a warpgroup's tile   tile_told, tile_asked: search <-> load
+ *   tile    32 bytes, the search's last find
+ * Called by the prefill launcher of src/cuda.
  */
 #include "prefill_sm90a.cuh"
 
@@ -38,9 +37,9 @@ constexpr uint32_t kRecordsAt = kVAt + kStages * kVBytes;
 constexpr uint32_t kTileAt = kRecordsAt + 64;
 constexpr uint32_t kBarriersAt = kTileAt + 32;
 constexpr int kWarpsOfGroup = 4;
-constexpr int kHeld = 6; /* of the 12 steps along q's columns, those kept in registers */
+constexpr int kHeld = 6;     /* of the 12 steps along q's columns, those kept in registers */
 constexpr int kAskAhead = 3; /* blocks of a tile still to load when the next tile is asked for */
-constexpr int kClasses = 8;     /* requests are taken by powers of two of their kv length */
+constexpr int kClasses = 8;  /* requests are taken by powers of two of their kv length */
 
 enum barrier_of {
     Q_FULL = 0,
@@ -50,7 +49,8 @@ enum barrier_of {
     V_FULL = 8,
     V_FREE = 10,
     TILE_TOLD = 12,
-    TILE_ASKED = 13
+    TILE_ASKED = 13,
+    RECORD = 14
 };
 
 MLAI_DEV uint32_t barrier_at(uint32_t smem, int which, uint32_t i)
@@ -59,10 +59,17 @@ MLAI_DEV uint32_t barrier_at(uint32_t smem, int which, uint32_t i)
 }
 
 /* A place in a ring of kStages: the count of blocks that went by. */
-MLAI_DEV uint32_t stage_of(uint32_t count) { return count % kStages; }
-MLAI_DEV uint32_t phase_of(uint32_t count) { return count / kStages & 1u; }
+MLAI_DEV uint32_t stage_of(uint32_t count)
+{
+    return count % kStages;
+}
 
-/* ---- tiles, in the order the counter hands them out --------------------------------------------- */
+MLAI_DEV uint32_t phase_of(uint32_t count)
+{
+    return count / kStages & 1u;
+}
+
+/* ---- tiles, in the order the counter hands them out ------------------------------------------ */
 
 /* A tile: kRows query rows of one head of one request. blocks < 0: no such tile, the end. */
 struct tile {
@@ -84,11 +91,12 @@ struct walk {
     uint32_t before;  /* tiles ahead of this view */
 };
 
-/* Tile `index` of a request of `tiles` row tiles a head. A section of the heads at a
- * time: no more than fill the machine a bit over, so that what shares K and V runs together and finds
- * them in the L2, and of even sizes, so that the last section too can be balanced. In a section the
- * last rows first, since they see the most keys. Without a mask nothing needs balance: one kv head. */
-MLAI_DEV tile place_tile(const mlai_prefill_sm90a_params &params, const request_rows &r, uint32_t index)
+/* Tile `index` of a request. A section of the heads at a time: as many as fill the machine and a
+ * quarter more, so that what shares K and V runs together and finds them in the L2, and of even
+ * sizes, so that the last section too can be balanced. In a section the last rows first, since they
+ * see the most keys. Without a mask nothing needs balance, and a section is one kv head. */
+MLAI_DEV tile place_tile(const mlai_prefill_sm90a_params &params, const request_rows &r,
+                         uint32_t index)
 {
     const uint32_t kv_heads = (uint32_t)params.kv_heads;
     const uint32_t group = (uint32_t)params.q_heads / kv_heads;
@@ -124,7 +132,8 @@ MLAI_DEV uint32_t draw_tile(const mlai_prefill_sm90a_params &params)
 
 MLAI_DEV void store_shared(uint32_t at, int a, int b, int c, int d)
 {
-    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
                  : "memory");
 }
 
@@ -183,10 +192,10 @@ MLAI_DEV tile find_tile(const mlai_prefill_sm90a_params &params, walk &w, uint32
     return none;
 }
 
-/* The searching warp: finds this CTA's tiles one after another, each when the loading thread asks for
- * it, and leaves them in shared memory. A tile is asked for as late as its search still hides behind
- * the blocks on their way: were it drawn at the start of the tile before, the CTA of the longest tile
- * would also get the longest of the rest. Rows that see nothing are written here and go no further. */
+/* The searching warp: finds this CTA's tiles one after another, each when the loading thread asks
+ * for it, and leaves them in shared memory. A tile is asked for as late as its search still hides
+ * behind the blocks on their way: were it drawn at the start of the tile before, the CTA of the
+ * longest tile would also get the longest of the rest. Rows that see nothing are written here. */
 MLAI_DEV void search(const mlai_prefill_sm90a_params &params, uint32_t smem)
 {
     const bool leader = threadIdx.x % 32 == 0;
@@ -201,12 +210,14 @@ MLAI_DEV void search(const mlai_prefill_sm90a_params &params, uint32_t smem)
         if (leader) {
             store_shared(smem + kTileAt, t.blocks, t.q_row, t.rows, t.head);
             store_shared(smem + kTileAt + 16, t.kv_head, t.kv_start, t.kv_len, t.bound);
-            mlai_mbar_arrive(barrier_at(smem, TILE_TOLD, 0)); /* orders the tile before its reading */
+            /* Orders the tile before its reading. */
+            mlai_mbar_arrive(barrier_at(smem, TILE_TOLD, 0));
         }
         if (t.blocks < 0) {
             break;
         }
-        mlai_mbar_wait(barrier_at(smem, TILE_ASKED, 0), told & 1u); /* orders its reading before the next */
+        /* Orders the tile's reading before the next one. */
+        mlai_mbar_wait(barrier_at(smem, TILE_ASKED, 0), told & 1u);
         target = draw_tile(params);
     }
     /* Every CTA draws past the end once; the last to do so leaves the counters as it found them. */
@@ -216,14 +227,14 @@ MLAI_DEV void search(const mlai_prefill_sm90a_params &params, uint32_t smem)
     }
 }
 
-/* ---- the loading warp -------------------------------------------------------------------------- */
+/* ---- the loading thread ---------------------------------------------------------------------- */
 
 struct rings {
     uint32_t tiles, k, v;
 };
 
-MLAI_DEV void load_k(const mlai_prefill_sm90a_params &params, uint32_t smem, rings &ring, const tile &t,
-                     int block)
+MLAI_DEV void load_k(const mlai_prefill_sm90a_params &params, uint32_t smem, rings &ring,
+                     const tile &t, int block)
 {
     const uint32_t stage = stage_of(ring.k), full = barrier_at(smem, K_FULL, stage);
     /* Orders both warpgroups' last reads of this stage before the copy. */
@@ -234,8 +245,8 @@ MLAI_DEV void load_k(const mlai_prefill_sm90a_params &params, uint32_t smem, rin
     ring.k++;
 }
 
-MLAI_DEV void load_v(const mlai_prefill_sm90a_params &params, uint32_t smem, rings &ring, const tile &t,
-                     int block)
+MLAI_DEV void load_v(const mlai_prefill_sm90a_params &params, uint32_t smem, rings &ring,
+                     const tile &t, int block)
 {
     const uint32_t stage = stage_of(ring.v), full = barrier_at(smem, V_FULL, stage);
     mlai_mbar_wait(barrier_at(smem, V_FREE, stage), phase_of(ring.v) ^ 1u);
@@ -246,7 +257,8 @@ MLAI_DEV void load_v(const mlai_prefill_sm90a_params &params, uint32_t smem, rin
 }
 
 /* Hands each warpgroup its record and rows; blocks = 0 in the record ends the stream. */
-MLAI_DEV void load_q(const mlai_prefill_sm90a_params &params, uint32_t smem, rings &ring, const tile &t)
+MLAI_DEV void load_q(const mlai_prefill_sm90a_params &params, uint32_t smem, rings &ring,
+                     const tile &t)
 {
     for (int w = 0; w < 2; w++) {
         const uint32_t full = barrier_at(smem, Q_FULL, w);
@@ -257,19 +269,21 @@ MLAI_DEV void load_q(const mlai_prefill_sm90a_params &params, uint32_t smem, rin
         const uint32_t at = smem + kRecordsAt + 32u * w;
         store_shared(at, max(t.blocks, 0), t.q_row + w * kGroupRows, live, t.head);
         store_shared(at + 16, t.bound + w * kGroupRows, t.kv_len, 0, 0);
-        if (live == 0) {
-            mlai_mbar_arrive(full); /* the end, or no rows of this warpgroup's: no copy */
-        } else {
+        mlai_mbar_arrive(barrier_at(smem, RECORD, w)); /* orders the record before its reading */
+        if (live > 0) {
             mlai_mbar_arrive_expect_tx(full, kQBytes);
             load_rows(smem + w * kQBytes, &params.q_map, full, kGroupRows, live,
                       t.q_row + w * kGroupRows, t.head);
+        } else {
+            /* No rows of this warpgroup's: whatever it computes is dropped. */
+            mlai_mbar_arrive(full);
         }
     }
     ring.tiles++;
 }
 
-/* The loading thread: feeds the rings. K runs a block ahead of V: a tile's last V is loaded after the
- * next tile's first K, in the order the warpgroups ask for them. */
+/* Feeds the rings. K runs a block ahead of V: a tile's last V is loaded after the next tile's first
+ * K, in the order the warpgroups ask for them. */
 MLAI_DEV void load(const mlai_prefill_sm90a_params &params, uint32_t smem)
 {
     rings ring = {0, 0, 0};
@@ -302,7 +316,7 @@ MLAI_DEV void load(const mlai_prefill_sm90a_params &params, uint32_t smem)
     }
 }
 
-/* ---- the computing warpgroups -------------------------------------------------------------------- */
+/* ---- the computing warpgroups ---------------------------------------------------------------- */
 
 /* A warpgroup's view of its tile. */
 struct group_tile {
@@ -310,25 +324,26 @@ struct group_tile {
     int q_row, rows, head;
     int bound, kv_len;
     int first; /* the first block its own rows see something of; the blocks before it are let go */
-    bool half; /* of which only the first half: the other 64 keys are in nobody's sight */
 };
 
 MLAI_DEV group_tile read_tile(uint32_t smem, int w, uint32_t tiles)
 {
-    /* Orders the record and the rows before their use. */
-    mlai_mbar_wait(barrier_at(smem, Q_FULL, w), tiles & 1u);
+    mlai_mbar_wait(barrier_at(smem, RECORD, w), tiles & 1u);
     group_tile t;
     const uint32_t at = smem + kRecordsAt + 32u * w;
-    const int4 low = load_shared(at), high = load_shared(at + 16);
-    t.blocks = low.x;
-    t.q_row = low.y;
-    t.rows = low.z;
-    t.head = low.w;
-    t.bound = high.x;
-    t.kv_len = high.y;
+    int4 low = {}, high = {};
+    if (threadIdx.x % 32 == 0) { /* the lane that frees the record, with the rows */
+        low = load_shared(at);
+        high = load_shared(at + 16);
+    }
+    t.blocks = __shfl_sync(0xffffffffu, low.x, 0);
+    t.q_row = __shfl_sync(0xffffffffu, low.y, 0);
+    t.rows = __shfl_sync(0xffffffffu, low.z, 0);
+    t.head = __shfl_sync(0xffffffffu, low.w, 0);
+    t.bound = __shfl_sync(0xffffffffu, high.x, 0);
+    t.kv_len = __shfl_sync(0xffffffffu, high.y, 0);
     const int seen = min(t.kv_len, t.bound + kGroupRows - 1);
     t.first = min((seen - 1) / kKeys, t.blocks - 1);
-    t.half = seen - t.first * kKeys <= kKeys / 2;
     return t;
 }
 
@@ -350,23 +365,17 @@ MLAI_DEV void start_block(float (&s)[64], const uint32_t (&held)[kHeld][4], uint
 }
 
 template <class Format>
-MLAI_DEV void start_output(float (&o)[64], const uint32_t (&p)[8][4], uint64_t v, bool first, bool half)
+MLAI_DEV void start_output(float (&o)[64], const uint32_t (&p)[8][4], uint64_t v, bool first)
 {
-    if (half) {
-        mlai_wgmma_fence();
-        start_values<Format, 0, 4>(o, p, v, !first);
-        mlai_wgmma_commit();
-    } else {
-        mlai_wgmma_fence();
-        start_values<Format, 0, 8>(o, p, v, !first);
-        mlai_wgmma_commit();
-    }
+    mlai_wgmma_fence();
+    start_values<Format>(o, p, v, !first);
+    mlai_wgmma_commit();
 }
 
 /* Caps and masks a block's raw scores where it has to be. */
 template <bool General>
-MLAI_DEV void finish_scores(const mlai_prefill_sm90a_params &params, float (&s)[64], const group_tile &t,
-                            int block)
+MLAI_DEV void finish_scores(const mlai_prefill_sm90a_params &params, float (&s)[64],
+                            const group_tile &t, int block)
 {
     if constexpr (General) {
         cap_scores(s, params.softmax_scale, params.logit_cap);
@@ -376,13 +385,14 @@ MLAI_DEV void finish_scores(const mlai_prefill_sm90a_params &params, float (&s)[
         const int lane = (int)threadIdx.x % 32;
         const int row = (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
         const int from = block * kKeys + 2 * (lane % 4);
-        mask_scores(s, min(t.kv_len, t.bound + row) - from, min(t.kv_len, t.bound + row + 8) - from);
+        mask_scores(s, min(t.kv_len, t.bound + row) - from,
+                    min(t.kv_len, t.bound + row + 8) - from);
     }
 }
 
 template <class Format>
-MLAI_DEV void store_tile(const mlai_prefill_sm90a_params &params, const float (&o)[64], row_state rows,
-                         const group_tile &t, float c)
+MLAI_DEV void store_tile(const mlai_prefill_sm90a_params &params, const float (&o)[64],
+                         row_state rows, const group_tile &t, float c)
 {
     const int lane = (int)threadIdx.x % 32;
     const int first = (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
@@ -426,6 +436,13 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
         }
         mlai_mbar_wait(barrier_at(smem, K_FULL, stage_of(ring.k)), phase_of(ring.k));
     };
+    /* Waits for the rows of the tile read last, and keeps some of their columns in registers. */
+    const auto reach_q = [&]() {
+        mlai_mbar_wait(barrier_at(smem, Q_FULL, w), (ring.tiles - 1) & 1u);
+        if constexpr (!General) {
+            hold_query(held, smem + w * kQBytes);
+        }
+    };
     const auto k_stage = [&]() { return k + (uint64_t)(stage_of(ring.k) * (kKBytes / 16)); };
     const auto v_stage = [&]() { return v + (uint64_t)(stage_of(ring.v) * (kVBytes / 16)); };
     const auto wait_v = [&]() {
@@ -445,9 +462,7 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
     };
 
     if (t.blocks > 0) {
-        if constexpr (!General) {
-            hold_query(held, smem + w * kQBytes);
-        }
+        reach_q();
         reach_k(t.blocks - 1 - t.first);
         start_block<Format, General>(s, held, q, k_stage());
         mlai_wgmma_wait<0>();
@@ -463,12 +478,11 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
         finish_scores<General>(params, s, t, t.first);
         softmax_scores(s, rows, alpha, c);
         round_scores<Format>(p, s);
-        bool half = t.half;
         for (int block = t.first - 1; block >= 0; block--) {
             reach_k(0);
             start_block<Format, General>(s, held, q, k_stage());
             wait_v();
-            start_output<Format>(o, p, v_stage(), block == t.first - 1, half);
+            start_output<Format>(o, p, v_stage(), block == t.first - 1);
             mlai_wgmma_wait<1>();
             mlai_wgmma_fence_operand(s);
             leave_k(block == 0);
@@ -483,16 +497,13 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
                 scale_output(o, alpha);
             }
             round_scores<Format>(p, s);
-            half = false;
         }
         /* The last p v, and under it the next tile's first scores. */
         wait_v();
-        start_output<Format>(o, p, v_stage(), t.first == 0, half);
+        start_output<Format>(o, p, v_stage(), t.first == 0);
         const group_tile next = read_tile(smem, w, ring.tiles++);
-        if constexpr (!General) {
-            hold_query(held, smem + w * kQBytes);
-        }
         if (next.blocks > 0) {
+            reach_q();
             reach_k(next.blocks - 1 - next.first);
         }
         /* At the end of the stream nobody reads these scores; a branch around them would make the
@@ -508,7 +519,7 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
     }
 }
 
-/* ---- the kernels --------------------------------------------------------------------------------- */
+/* ---- the kernels ----------------------------------------------------------------------------- */
 
 template <class Format, bool General> MLAI_DEV void prefill(const mlai_prefill_sm90a_params &params)
 {
@@ -524,6 +535,7 @@ template <class Format, bool General> MLAI_DEV void prefill(const mlai_prefill_s
             mlai_mbar_init(barrier_at(smem, V_FULL, i), 1);
             mlai_mbar_init(barrier_at(smem, V_FREE, i), 2 * kWarpsOfGroup);
             mlai_mbar_init(barrier_at(smem, TILE_TOLD, i), 1); /* and TILE_ASKED */
+            mlai_mbar_init(barrier_at(smem, RECORD, i), 1);
         }
         mlai_fence_mbar_init();
         mlai_tma_prefetch_descriptor(tensor_map(&params.q_map));

@@ -2,46 +2,46 @@
  * Prefill attention on Hopper for launches with fewer 128-row tiles than multiprocessors: the
  * operator of prefill_bf16_sm90a.cu, its shapes, strides, masks and formats, in smaller pieces.
  *
- * A cluster of 1, 2 or 4 CTAs owns 64 query rows of one head of one request. Its CTAs take equal runs
- * of the keys those rows see, in key order; in a CTA three computing warpgroups take the 64-key
+ * A cluster of 1, 2, 4 or 8 CTAs owns 64 query rows of one head of one request. Its CTAs take equal
+ * runs of the keys those rows see, in key order; in a CTA two computing warpgroups take the 64-key
  * blocks of the run in turn, from the last. Each ends with a partial state of all 64 rows (o, m, l)
- * and lays it over the k ring; after a barrier each merges its share of the columns from all the
- * cluster's partials, in one fixed order: a row's bits depend on its request and the cluster size.
+ * and lays it over its own stage of the rings; after a barrier each merges its share of the columns
+ * from all the cluster's partials, in one fixed order: a row's bits depend on its own request and
+ * the cluster size alone.
  *
- * Grid: cluster x q_heads x batch x ceil(max_seqlen_q / 64) CTAs, heads fastest, last rows first;
- * CTAs past a request's end leave at once. Launched by the prefill launcher of src/cuda.
+ * Grid: cluster x q_heads, batch, ceil(max_seqlen_q / 64) CTAs, the last rows first; CTAs past a
+ * request's end leave at once. Launched by the prefill launcher of src/cuda.
  * docs/kernels/prefill_bf16_sm90a.md has the floors.
  *
- * Shared memory (216 KiB)                           Barriers
+ * Shared memory (184 KiB)                           Barriers
  *   q       [3][64][64]                              q_full
- *   k ring  6 x [3][64][64]   block i: stage i % 6   k_full, k_free [6]  4 warps free a stage
- *   v ring  3 x [2][64][64]   block i: stage i % 3   v_full, v_free [3]
- *   partials, over the k ring: a warpgroup's o as [16 groups of 8 columns][128 threads] float4, (m, l)
- * A stage serves one warpgroup only (block i is warpgroup i % 3's, and 3 divides both rings): a wait
- * by parity is sound only for who has seen the phase before.
+ *   k ring  4 x [3][64][64]   block i: stage i % 4   k_full, k_free, v_full, v_free [4]
+ *   v ring  4 x [2][64][64]                          4 warps free a stage
+ *   partials: k stage w holds 12 groups of 8 columns of warpgroup w's o, v stage w 4 and (m, l)
+ * A stage serves one warpgroup only (block i is warpgroup i % 2's, and 2 divides the stages): a
+ * wait by parity is sound only for who has seen the phase before.
  */
 #include "prefill_sm90a.cuh"
 
 constexpr int kRows = MLAI_PREFILL_SHORT_SM90A_ROWS;
 constexpr int kKeys = MLAI_PREFILL_SHORT_SM90A_KEYS;
-constexpr int kGroups = 3; /* computing warpgroups */
-constexpr int kKStages = 2 * kGroups;
-constexpr int kVStages = kGroups;
-constexpr int kThreads = MLAI_PREFILL_SHORT_SM90A_THREADS;
+constexpr int kStages = MLAI_PREFILL_SHORT_SM90A_STAGES;
+constexpr int kThreads = MLAI_PREFILL_SM90A_THREADS;
 constexpr uint32_t kQBytes = kRows * MLAI_PREFILL_SM90A_QK_DIM * 2;
 constexpr uint32_t kKBytes = kKeys * MLAI_PREFILL_SM90A_QK_DIM * 2;
 constexpr uint32_t kVBytes = kKeys * MLAI_PREFILL_SM90A_V_DIM * 2;
 constexpr uint32_t kKAt = kQBytes;
-constexpr uint32_t kVAt = kKAt + kKStages * kKBytes;
-constexpr uint32_t kBarriersAt = kVAt + kVStages * kVBytes;
-constexpr int kComputeBarrier = 1; /* named barrier of the computing warpgroups */
+constexpr uint32_t kVAt = kKAt + kStages * kKBytes;
+constexpr uint32_t kBarriersAt = kVAt + kStages * kVBytes;
+constexpr int kGroupBarrier = 1; /* named barriers 1 and 2: one computing warpgroup each */
+constexpr int kBothBarrier = 3;  /* and of both */
 constexpr int kColumnGroups = MLAI_PREFILL_SM90A_V_DIM / 8;
 constexpr uint32_t kSliceBytes = 128 * 16; /* a column group of a partial: one float4 a thread */
-constexpr uint32_t kPartialBytes = (kColumnGroups + 1) * kSliceBytes;
+constexpr int kGroupsInK = kKBytes / kSliceBytes;
 
-static_assert(kGroups * kPartialBytes <= kKStages * kKBytes, "the partials fit over the k ring");
+static_assert((kColumnGroups - kGroupsInK + 1) * kSliceBytes <= kVBytes, "a partial fits a stage");
 
-enum barrier_of { Q_FULL = 0, K_FULL = 1, K_FREE = 7, V_FULL = 13, V_FREE = 16 };
+enum barrier_of { Q_FULL = 0, K_FULL = 1, K_FREE = 5, V_FULL = 9, V_FREE = 13 };
 
 MLAI_DEV uint32_t barrier_at(uint32_t smem, int which, uint32_t i)
 {
@@ -62,12 +62,9 @@ struct share {
 MLAI_DEV share find_share(const mlai_prefill_sm90a_params &params, int cluster, int rank)
 {
     share s;
-    const uint32_t tile = blockIdx.x / (uint32_t)cluster;
-    const uint32_t request = tile / (uint32_t)params.q_heads % (uint32_t)params.batch;
-    const uint32_t from_last = tile / ((uint32_t)params.q_heads * (uint32_t)params.batch);
-    s.head = (int)(tile % (uint32_t)params.q_heads);
-    s.request = read_request(params, (int)request);
-    s.first_row = ((params.max_seqlen_q + kRows - 1) / kRows - 1 - (int)from_last) * kRows;
+    s.request = read_request(params, (int)blockIdx.y);
+    s.head = (int)mlai_cluster_id_x();
+    s.first_row = (int)(gridDim.z - 1 - blockIdx.z) * kRows;
     s.rows = min(kRows, s.request.q_len - s.first_row);
     s.bound = params.causal ? s.first_row + max(s.request.kv_len - s.request.q_len, 0) + 1
                             : s.request.kv_len;
@@ -85,20 +82,22 @@ MLAI_DEV void produce(const mlai_prefill_sm90a_params &params, uint32_t smem, co
     const uint32_t q_full = barrier_at(smem, Q_FULL, 0);
     if (s.blocks > 0) {
         mlai_mbar_arrive_expect_tx(q_full, kQBytes);
-        load_rows(smem, &params.q_map, q_full, kRows, s.rows, s.request.q_start + s.first_row, s.head);
+        load_rows(smem, &params.q_map, q_full, kRows, s.rows, s.request.q_start + s.first_row,
+                  s.head);
     }
     for (int i = 0; i < s.blocks; i++) {
         const int key = (s.end - 1 - i) * kKeys, live = min(kKeys, s.request.kv_len - key);
-        const uint32_t k = (uint32_t)i % kKStages, v = (uint32_t)i % kVStages;
-        const uint32_t k_full = barrier_at(smem, K_FULL, k), v_full = barrier_at(smem, V_FULL, v);
+        const uint32_t stage = (uint32_t)i % kStages, free = ((uint32_t)i / kStages & 1u) ^ 1u;
+        const uint32_t k_full = barrier_at(smem, K_FULL, stage),
+                       v_full = barrier_at(smem, V_FULL, stage);
         /* Orders the last reads of each stage before the copy. */
-        mlai_mbar_wait(barrier_at(smem, K_FREE, k), ((uint32_t)i / kKStages & 1u) ^ 1u);
+        mlai_mbar_wait(barrier_at(smem, K_FREE, stage), free);
         mlai_mbar_arrive_expect_tx(k_full, kKBytes);
-        load_rows(smem + kKAt + k * kKBytes, &params.k_map, k_full, kKeys, live,
+        load_rows(smem + kKAt + stage * kKBytes, &params.k_map, k_full, kKeys, live,
                   s.request.kv_start + key, kv_head);
-        mlai_mbar_wait(barrier_at(smem, V_FREE, v), ((uint32_t)i / kVStages & 1u) ^ 1u);
+        mlai_mbar_wait(barrier_at(smem, V_FREE, stage), free);
         mlai_mbar_arrive_expect_tx(v_full, kVBytes);
-        load_rows(smem + kVAt + v * kVBytes, &params.v_map, v_full, kKeys, live,
+        load_rows(smem + kVAt + stage * kVBytes, &params.v_map, v_full, kKeys, live,
                   s.request.kv_start + key, kv_head);
     }
 }
@@ -111,8 +110,24 @@ MLAI_DEV void free_stage(uint32_t bar)
     }
 }
 
+template <class Format> MLAI_DEV void start_block(float (&s)[32], uint64_t q, uint64_t k)
+{
+    mlai_wgmma_fence();
+    start_scores<Format, kKeys>(s, q, k);
+    mlai_wgmma_commit();
+}
+
+template <class Format>
+MLAI_DEV void start_output(float (&o)[64], const uint32_t (&p)[4][4], uint64_t v, bool first)
+{
+    mlai_wgmma_fence();
+    start_values<Format>(o, p, v, !first);
+    mlai_wgmma_commit();
+}
+
 template <bool General>
-MLAI_DEV void finish_scores(const mlai_prefill_sm90a_params &params, float (&s)[32], const share &t, int block)
+MLAI_DEV void finish_scores(const mlai_prefill_sm90a_params &params, float (&s)[32], const share &t,
+                            int block)
 {
     if constexpr (General) {
         cap_scores(s, params.softmax_scale, params.logit_cap);
@@ -126,48 +141,64 @@ MLAI_DEV void finish_scores(const mlai_prefill_sm90a_params &params, float (&s)[
     }
 }
 
-/* Blocks w, w + 3, ... of the run; leaves o and the rows' state. One product at a time: the other
- * warpgroups fill the tensor cores meanwhile, and p takes the registers of s. */
+/* Blocks w, w + 2, ... of the run; leaves o and the rows' state. Waits stand in the order of the
+ * products: q k^T of the next block runs under the softmax's tail and p v of this one. */
 template <class Format, bool General>
-MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, int w, const share &t, float c,
-                      float (&o)[64], row_state &rows)
+MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, int w, const share &t,
+                      float c, float (&o)[64], row_state &rows)
 {
     const uint64_t q = row_operand(smem);
     const uint64_t k = row_operand(smem + kKAt);
     const uint64_t v = value_operand(smem + kVAt, kKeys);
+    float s[32], alpha[2];
+    uint32_t p[4][4];
+    const auto wait = [&](int which, int i) {
+        mlai_mbar_wait(barrier_at(smem, which, i % kStages), (uint32_t)i / kStages & 1u);
+    };
+
     mlai_mbar_wait(barrier_at(smem, Q_FULL, 0), 0);
-    for (int i = w; i < t.blocks; i += kGroups) {
-        const uint32_t k_stage = (uint32_t)i % kKStages, v_stage = (uint32_t)i % kVStages;
-        float s[32], alpha[2];
-        uint32_t p[4][4];
-        mlai_mbar_wait(barrier_at(smem, K_FULL, k_stage), (uint32_t)i / kKStages & 1u);
-        mlai_wgmma_fence();
-        start_scores<Format, kKeys, 0>(s, p, q, k + (uint64_t)(k_stage * (kKBytes / 16)));
-        mlai_wgmma_commit();
-        mlai_wgmma_wait<0>();
+    wait(K_FULL, w);
+    start_block<Format>(s, q, k + (uint64_t)(w % kStages * (kKBytes / 16)));
+    mlai_wgmma_wait<0>();
+    mlai_wgmma_fence_operand(s);
+    free_stage(barrier_at(smem, K_FREE, w % kStages));
+    finish_scores<General>(params, s, t, t.end - 1 - w);
+    softmax_scores(s, rows, alpha, c);
+    round_scores<Format>(p, s);
+    int i = w;
+    for (; i + 2 < t.blocks; i += 2) {
+        wait(K_FULL, i + 2);
+        start_block<Format>(s, q, k + (uint64_t)((i + 2) % kStages * (kKBytes / 16)));
+        wait(V_FULL, i);
+        start_output<Format>(o, p, v + (uint64_t)(i % kStages * (kVBytes / 16)), i == w);
+        mlai_wgmma_wait<1>();
         mlai_wgmma_fence_operand(s);
-        free_stage(barrier_at(smem, K_FREE, k_stage));
-        finish_scores<General>(params, s, t, t.end - 1 - i);
+        free_stage(barrier_at(smem, K_FREE, (i + 2) % kStages));
+        finish_scores<General>(params, s, t, t.end - 1 - (i + 2));
         const bool moved = softmax_scores(s, rows, alpha, c);
-        if (moved && i != w) {
+        mlai_wgmma_fence_operand(s);
+        hold_wait(rows);
+        mlai_wgmma_wait<0>();
+        mlai_wgmma_fence_operand(o);
+        free_stage(barrier_at(smem, V_FREE, i % kStages));
+        if (moved) {
             scale_output(o, alpha);
         }
         round_scores<Format>(p, s);
-        mlai_mbar_wait(barrier_at(smem, V_FULL, v_stage), (uint32_t)i / kVStages & 1u);
-        mlai_wgmma_fence();
-        start_values<Format, 0, 4>(o, p, v + (uint64_t)(v_stage * (kVBytes / 16)), i != w);
-        mlai_wgmma_commit();
-        mlai_wgmma_wait<0>();
-        mlai_wgmma_fence_operand(o);
-        free_stage(barrier_at(smem, V_FREE, v_stage));
     }
+    wait(V_FULL, i);
+    start_output<Format>(o, p, v + (uint64_t)(i % kStages * (kVBytes / 16)), i == w);
+    mlai_wgmma_wait<0>();
+    mlai_wgmma_fence_operand(o);
     join_sums(rows);
 }
 
-/* Where group `g` of 8 columns of warpgroup w's o lies: one float4 a thread. */
+/* Where group `g` of 8 columns of warpgroup w's o lies: one float4 a thread, in the warpgroup's own
+ * first stage, which nobody else reads. */
 MLAI_DEV uint32_t partial_at(uint32_t smem, int w, int g)
 {
-    return smem + kKAt + w * kPartialBytes + g * kSliceBytes;
+    return g < kGroupsInK ? smem + kKAt + w * kKBytes + g * kSliceBytes
+                          : smem + kVAt + w * kVBytes + (g - kGroupsInK) * kSliceBytes;
 }
 
 /* m and l of a thread's two rows. */
@@ -178,81 +209,195 @@ MLAI_DEV uint32_t state_at(uint32_t smem, int w)
 
 MLAI_DEV void store_shared(uint32_t at, float x, float y, float z, float w)
 {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x), "f"(y), "f"(z), "f"(w)
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x), "f"(y), "f"(z),
+                 "f"(w)
                  : "memory");
 }
 
+MLAI_DEV float4 load_shared(uint32_t at)
+{
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+/* Lays column groups [First, Last) of o, and the rows' state, where the merge finds them. */
+template <int First, int Last>
 MLAI_DEV void publish(uint32_t smem, int w, const float (&o)[64], const row_state &rows)
 {
     const uint32_t mine = 16 * (threadIdx.x % 128);
-#pragma unroll
-    for (int g = 0; g < kColumnGroups; g++) {
-        store_shared(partial_at(smem, w, g) + mine, o[4 * g], o[4 * g + 1], o[4 * g + 2], o[4 * g + 3]);
-    }
     store_shared(state_at(smem, w) + mine, rows.m[0], rows.l[0], rows.m[1], rows.l[1]);
+#pragma unroll
+    for (int g = First; g < Last; g++) {
+        store_shared(partial_at(smem, w, g) + mine, o[4 * g], o[4 * g + 1], o[4 * g + 2],
+                     o[4 * g + 3]);
+    }
 }
 
-/* Merges this warpgroup's share of the columns from every warpgroup of the cluster, in key order. A
- * thread reads what the threads of its number published: the same rows and columns. */
-template <class Format, int Cluster>
-MLAI_DEV void merge(const mlai_prefill_sm90a_params &params, uint32_t smem, int w, const share &t,
-                    int rank, float c)
+/* How much of each part a thread's two rows take, norm included, and their statistics. */
+template <int Parts> struct merge_weights {
+    float of[Parts][2], m[2], l[2];
+};
+
+/* `state` is (m, l) of row 0 and of row 1. A part that saw no key has m = -inf and counts nothing;
+ * where none saw any, every weight is 0. */
+template <int Parts> MLAI_DEV merge_weights<Parts> weigh(const float4 (&state)[Parts], float c)
 {
-    constexpr int kParts = kGroups * Cluster;
-    const uint32_t mine = 16 * (threadIdx.x % 128);
-    float weight[kParts][2], l[2] = {0.0f, 0.0f}, m[2] = {-INFINITY, -INFINITY};
-    float4 state[kParts];
+    merge_weights<Parts> weights;
+    weights.m[0] = weights.m[1] = -INFINITY;
+    weights.l[0] = weights.l[1] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kParts; i++) {
-        state[i] = mlai_ld_cluster_f32x4(mlai_mapa(state_at(smem, i % kGroups) + mine, i / kGroups));
-        m[0] = fmaxf(m[0], state[i].x);
-        m[1] = fmaxf(m[1], state[i].z);
+    for (int i = 0; i < Parts; i++) {
+        weights.m[0] = fmaxf(weights.m[0], state[i].x);
+        weights.m[1] = fmaxf(weights.m[1], state[i].z);
     }
 #pragma unroll
-    for (int i = 0; i < kParts; i++) {
-        /* A part that saw no key has m = -inf; where none has, m stays so and every weight is 0. */
-        weight[i][0] = state[i].x == -INFINITY ? 0.0f : mlai_exp2((state[i].x - m[0]) * c);
-        weight[i][1] = state[i].z == -INFINITY ? 0.0f : mlai_exp2((state[i].z - m[1]) * c);
-        l[0] = fmaf(state[i].y, weight[i][0], l[0]);
-        l[1] = fmaf(state[i].w, weight[i][1], l[1]);
+    for (int i = 0; i < Parts; i++) {
+        weights.of[i][0] =
+            state[i].x == -INFINITY ? 0.0f : mlai_exp2((state[i].x - weights.m[0]) * c);
+        weights.of[i][1] =
+            state[i].z == -INFINITY ? 0.0f : mlai_exp2((state[i].z - weights.m[1]) * c);
+        weights.l[0] = fmaf(state[i].y, weights.of[i][0], weights.l[0]);
+        weights.l[1] = fmaf(state[i].w, weights.of[i][1], weights.l[1]);
     }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float norm = weights.l[r] > 0.0f ? 1.0f / weights.l[r] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < Parts; i++) {
+            weights.of[i][r] *= norm;
+        }
+    }
+    return weights;
+}
+
+/* sum of weight x part, over the parts in order: two columns of row 0, two of row 1. */
+template <int Parts>
+MLAI_DEV float4 weighted_sum(const merge_weights<Parts> &weights, const float4 (&part)[Parts])
+{
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < Parts; i++) {
+        sum.x = fmaf(part[i].x, weights.of[i][0], sum.x);
+        sum.y = fmaf(part[i].y, weights.of[i][0], sum.y);
+        sum.z = fmaf(part[i].z, weights.of[i][1], sum.z);
+        sum.w = fmaf(part[i].w, weights.of[i][1], sum.w);
+    }
+    return sum;
+}
+
+/* Where this thread's rows go. */
+struct row_target {
+    uint16_t *out[2]; /* its first two columns */
+    bool live[2];
+};
+
+MLAI_DEV row_target target_rows(const mlai_prefill_sm90a_params &params, const share &t)
+{
     const int lane = (int)threadIdx.x % 32;
-    const int first = (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
-    const float norm[2] = {l[0] > 0.0f ? 1.0f / l[0] : 0.0f, l[1] > 0.0f ? 1.0f / l[1] : 0.0f};
-    const int64_t token = (int64_t)t.request.q_start + t.first_row + first;
-    uint16_t *out = static_cast<uint16_t *>(params.out) + token * params.out_token_stride +
-                    t.head * params.out_head_stride + 2 * (lane % 4);
+    row_target target;
 #pragma unroll
-    for (int turn = 0; turn < (kColumnGroups + kParts - 1) / kParts; turn++) {
-        const int g = turn * kParts + kGroups * rank + w;
-        if (g >= kColumnGroups) {
-            break;
-        }
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-        for (int i = 0; i < kParts; i++) {
-            const float4 part =
-                mlai_ld_cluster_f32x4(mlai_mapa(partial_at(smem, i % kGroups, g) + mine, i / kGroups));
-            sum.x = fmaf(part.x, weight[i][0], sum.x);
-            sum.y = fmaf(part.y, weight[i][0], sum.y);
-            sum.z = fmaf(part.z, weight[i][1], sum.z);
-            sum.w = fmaf(part.w, weight[i][1], sum.w);
-        }
-        if (first < t.rows) {
-            *reinterpret_cast<uint32_t *>(out + 8 * g) = Format::pack(sum.x * norm[0], sum.y * norm[0]);
-        }
-        if (first + 8 < t.rows) {
-            *reinterpret_cast<uint32_t *>(out + 8 * params.out_token_stride + 8 * g) =
-                Format::pack(sum.z * norm[1], sum.w * norm[1]);
-        }
+    for (int r = 0; r < 2; r++) {
+        const int row = (int)threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * r;
+        const int64_t token = (int64_t)t.request.q_start + t.first_row + row;
+        target.live[r] = row < t.rows;
+        target.out[r] = static_cast<uint16_t *>(params.out) + token * params.out_token_stride +
+                        t.head * params.out_head_stride + 2 * (lane % 4);
     }
-    if (params.lse != nullptr && rank == 0 && w == 0 && lane % 4 == 0) {
+    return target;
+}
+
+template <class Format> MLAI_DEV void store_group(const row_target &target, int g, float4 sum)
+{
+    if (target.live[0]) {
+        *reinterpret_cast<uint32_t *>(target.out[0] + 8 * g) = Format::pack(sum.x, sum.y);
+    }
+    if (target.live[1]) {
+        *reinterpret_cast<uint32_t *>(target.out[1] + 8 * g) = Format::pack(sum.z, sum.w);
+    }
+}
+
+template <int Parts>
+MLAI_DEV void store_lse(const mlai_prefill_sm90a_params &params, const share &t,
+                        const merge_weights<Parts> &weights, float c)
+{
+    const int lane = (int)threadIdx.x % 32;
+    if (params.lse != nullptr && lane % 4 == 0) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (first + 8 * r < t.rows) {
-                params.lse[(token + 8 * r) * params.lse_token_stride + t.head] = row_lse(m[r], l[r], c);
+            const int row = (int)threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * r;
+            const int64_t token = (int64_t)t.request.q_start + t.first_row + row;
+            if (row < t.rows) {
+                params.lse[token * params.lse_token_stride + t.head] =
+                    row_lse(weights.m[r], weights.l[r], c);
             }
         }
+    }
+}
+
+/* One CTA: the two warpgroups have traded halves of the columns. W is this one. */
+template <class Format, int W>
+MLAI_DEV void merge_pair(const mlai_prefill_sm90a_params &params, uint32_t smem,
+                         const float (&o)[64], const row_state &rows, const share &t, float c)
+{
+    constexpr int kHalf = kColumnGroups / 2;
+    const uint32_t mine = 16 * (threadIdx.x % 128);
+    float4 state[2];
+    state[W] = make_float4(rows.m[0], rows.l[0], rows.m[1], rows.l[1]);
+    state[1 - W] = load_shared(state_at(smem, 1 - W) + mine);
+    float4 other[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; i++) {
+        other[i] = load_shared(partial_at(smem, 1 - W, W * kHalf + i) + mine);
+    }
+    const merge_weights<2> weights = weigh(state, c);
+    const row_target target = target_rows(params, t);
+#pragma unroll
+    for (int i = 0; i < kHalf; i++) {
+        const int g = W * kHalf + i;
+        float4 part[2];
+        part[W] = make_float4(o[4 * g], o[4 * g + 1], o[4 * g + 2], o[4 * g + 3]);
+        part[1 - W] = other[i];
+        store_group<Format>(target, g, weighted_sum(weights, part));
+    }
+    if (W == 0) {
+        store_lse(params, t, weights, c);
+    }
+}
+
+/* A cluster: each warpgroup merges its share of the columns from every CTA's two. A thread reads
+ * what the threads of its number published: the same rows and columns. */
+template <class Format, int Cluster>
+MLAI_DEV void merge_cluster(const mlai_prefill_sm90a_params &params, uint32_t smem, int w,
+                            const share &t, int rank, float c)
+{
+    constexpr int kParts = 2 * Cluster, kOwn = kColumnGroups / kParts;
+    const uint32_t mine = 16 * (threadIdx.x % 128);
+    float4 state[kParts], part[kOwn][kParts];
+#pragma unroll
+    for (int i = 0; i < kParts; i++) {
+        state[i] = mlai_ld_cluster_f32x4(mlai_mapa(state_at(smem, i % 2) + mine, i / 2));
+    }
+#pragma unroll
+    for (int own = 0; own < kOwn; own++) {
+        const int g = (2 * rank + w) * kOwn + own;
+#pragma unroll
+        for (int i = 0; i < kParts; i++) {
+            part[own][i] =
+                mlai_ld_cluster_f32x4(mlai_mapa(partial_at(smem, i % 2, g) + mine, i / 2));
+        }
+    }
+    const merge_weights<kParts> weights = weigh(state, c);
+    const row_target target = target_rows(params, t);
+#pragma unroll
+    for (int own = 0; own < kOwn; own++) {
+        store_group<Format>(target, (2 * rank + w) * kOwn + own, weighted_sum(weights, part[own]));
+    }
+    if (rank == 0 && w == 0) {
+        store_lse(params, t, weights, c);
     }
 }
 
@@ -279,19 +424,35 @@ MLAI_DEV void compute(const mlai_prefill_sm90a_params &params, uint32_t smem, in
             o[i] = 0.0f;
         }
     }
-    /* Orders every warpgroup's last reads of the rings before the partials that replace them. */
-    mlai_bar_sync(kComputeBarrier, kGroups * 128);
-    publish(smem, w, o, rows);
+    /* Orders this warpgroup's last reads of its stages before the partials that replace them. */
+    mlai_bar_sync(kGroupBarrier + w, 128);
     if (cluster == 1) {
-        mlai_bar_sync(kComputeBarrier, kGroups * 128); /* orders the partials before the merge */
-        merge<Format, 1>(params, smem, w, t, rank, c);
+        constexpr int kHalf = kColumnGroups / 2;
+        if (w == 0) {
+            publish<kHalf, kColumnGroups>(smem, w, o, rows);
+        } else {
+            publish<0, kHalf>(smem, w, o, rows);
+        }
+        mlai_bar_sync(kBothBarrier, 256); /* orders both partials before the merge */
+        if (w == 0) {
+            merge_pair<Format, 0>(params, smem, o, rows, t, c);
+        } else {
+            merge_pair<Format, 1>(params, smem, o, rows, t, c);
+        }
         return;
     }
+    publish<0, kColumnGroups>(smem, w, o, rows);
     cluster_barrier(); /* orders every CTA's partials before the merge */
-    if (cluster == 2) {
-        merge<Format, 2>(params, smem, w, t, rank, c);
-    } else {
-        merge<Format, 4>(params, smem, w, t, rank, c);
+    switch (cluster) {
+    case 2:
+        merge_cluster<Format, 2>(params, smem, w, t, rank, c);
+        break;
+    case 4:
+        merge_cluster<Format, 4>(params, smem, w, t, rank, c);
+        break;
+    default:
+        merge_cluster<Format, 8>(params, smem, w, t, rank, c);
+        break;
     }
     cluster_barrier(); /* orders the others' reads of this CTA's memory before its end */
 }
@@ -304,11 +465,9 @@ template <class Format, bool General> MLAI_DEV void prefill(const mlai_prefill_s
     const int rank = (int)mlai_cluster_ctarank(), cluster = (int)mlai_cluster_nctarank();
     if (threadIdx.x == 0) {
         mlai_mbar_init(barrier_at(smem, Q_FULL, 0), 1);
-        for (uint32_t i = 0; i < kKStages; i++) {
+        for (uint32_t i = 0; i < kStages; i++) {
             mlai_mbar_init(barrier_at(smem, K_FULL, i), 1);
             mlai_mbar_init(barrier_at(smem, K_FREE, i), 4);
-        }
-        for (uint32_t i = 0; i < kVStages; i++) {
             mlai_mbar_init(barrier_at(smem, V_FULL, i), 1);
             mlai_mbar_init(barrier_at(smem, V_FREE, i), 4);
         }
@@ -323,7 +482,6 @@ template <class Format, bool General> MLAI_DEV void prefill(const mlai_prefill_s
     }
     __syncthreads(); /* orders the barriers' start before their use */
     if (group == 0) {
-        mlai_setmaxnreg_dec<32>();
         if (threadIdx.x == 0) {
             produce(params, smem, t);
         }
@@ -333,7 +491,6 @@ template <class Format, bool General> MLAI_DEV void prefill(const mlai_prefill_s
             cluster_barrier();
         }
     } else {
-        mlai_setmaxnreg_inc<160>();
         compute<Format, General>(params, smem, group - 1, t, cluster, rank);
     }
 }

@@ -2,10 +2,11 @@
  * What the two Hopper prefill kernels share: both products, masks, the online softmax and the
  * output rows of one warpgroup.
  *
- *   s = q k^T (64 rows x Keys, f32)   p = exp2(s c - m c), rounded to the format   o += p v (64 x 128, f32)
+ *   s = q k^T (64 rows x Keys)   p = exp2(s c - m c), rounded to the format   o += p v (64 x 128)
  *
  * A thread holds two rows of its warp's 16 (`lane / 4` and 8 below), called row 0 and row 1, and of
- * each group of 8 columns the two at 2 (lane % 4): element 4 g + 2 row + e is column 8 g + 2 (lane % 4) + e.
+ * each group of 8 columns the two at 2 (lane % 4): element 4 g + 2 row + e is column
+ * 8 g + 2 (lane % 4) + e.
  * Scores stay as the product gives them; the softmax scale is folded into c = scale log2(e). The
  * general kernels turn them into capped natural logits first, and then c = log2(e).
  * The running maximum m of a row moves only when it grows by more than 2^8: p may reach 256, the
@@ -19,10 +20,8 @@
 #include "../ptx_sm90a.cuh"
 #include "prefill_sm90a.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-/* ---- added for prefill: rank-5 tensor loads, reads of another CTA's shared memory -------------- */
+/* ---- instructions that only prefill uses ------------------------------------------------------
+ */
 
 MLAI_DEV void mlai_tma_load_5d(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t c0,
                                int32_t c1, int32_t c2, int32_t c3, int32_t c4)
@@ -38,6 +37,13 @@ MLAI_DEV uint32_t mlai_cluster_nctarank(void)
     uint32_t count;
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
     return count;
+}
+
+MLAI_DEV uint32_t mlai_cluster_id_x(void)
+{
+    uint32_t id;
+    asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+    return id;
 }
 
 /* `address` comes from mlai_mapa. */
@@ -65,7 +71,10 @@ constexpr int kQkPieces = MLAI_PREFILL_SM90A_QK_DIM / 64;
 constexpr int kVPieces = MLAI_PREFILL_SM90A_V_DIM / 64;
 
 struct bf16_format {
-    MLAI_DEV uint32_t pack(float lo, float hi) { return mlai_pack_bf16x2(lo, hi); }
+    MLAI_DEV uint32_t pack(float lo, float hi)
+    {
+        return mlai_pack_bf16x2(lo, hi);
+    }
 
     template <int N> MLAI_DEV void qk(float (&s)[N / 2], uint64_t a, uint64_t b, int accumulate)
     {
@@ -85,7 +94,10 @@ struct bf16_format {
 };
 
 struct f16_format {
-    MLAI_DEV uint32_t pack(float lo, float hi) { return mlai_pack_f16x2(lo, hi); }
+    MLAI_DEV uint32_t pack(float lo, float hi)
+    {
+        return mlai_pack_f16x2(lo, hi);
+    }
 
     template <int N> MLAI_DEV void qk(float (&s)[N / 2], uint64_t a, uint64_t b, int accumulate)
     {
@@ -134,7 +146,8 @@ template <int Held> MLAI_DEV void hold_query(uint32_t (&held)[Held][4], uint32_t
     const uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
 #pragma unroll
     for (int i = 0; i < Held; i++) {
-        const uint32_t chunk = 2 * (i % 4) + threadIdx.x % 32 / 16; /* of 16 bytes, before the swizzle */
+        const uint32_t chunk =
+            2 * (i % 4) + threadIdx.x % 32 / 16; /* of 16 bytes, before the swizzle */
         mlai_ldmatrix_x4(held[i], q + i / 4 * (64 * 128) + row * 128 + (chunk ^ row % 8) * 16);
     }
 }
@@ -142,7 +155,8 @@ template <int Held> MLAI_DEV void hold_query(uint32_t (&held)[Held][4], uint32_t
 /* Starts s = q k^T for a tile of Keys keys. The first columns of q come from registers: shared
  * memory, which feeds k to every product, is read less. */
 template <class Format, int Keys, int Held, int Room>
-MLAI_DEV void start_scores(float (&s)[Keys / 2], const uint32_t (&held)[Room][4], uint64_t q, uint64_t k)
+MLAI_DEV void start_scores(float (&s)[Keys / 2], const uint32_t (&held)[Room][4], uint64_t q,
+                           uint64_t k)
 {
 #pragma unroll
     for (int i = 0; i < 4 * kQkPieces; i++) {
@@ -150,22 +164,32 @@ MLAI_DEV void start_scores(float (&s)[Keys / 2], const uint32_t (&held)[Room][4]
         if (i < Held) {
             Format::template qk<Keys>(s, held[i < Held ? i : 0], k_at, i > 0);
         } else {
-            Format::template qk<Keys>(s, q + (uint64_t)(i / 4 * (64 * 128 / 16) + i % 4 * 2), k_at, i > 0);
+            Format::template qk<Keys>(s, q + (uint64_t)(i / 4 * (64 * 128 / 16) + i % 4 * 2), k_at,
+                                      i > 0);
         }
     }
 }
 
-/* Starts o (+)= p v for keys [16 First, 16 Last) of the tile. */
-template <class Format, int First, int Last, int Steps>
-MLAI_DEV void start_values(float (&o)[64], const uint32_t (&p)[Steps][4], uint64_t v, int accumulate)
+/* The same with all of q from shared memory. */
+template <class Format, int Keys>
+MLAI_DEV void start_scores(float (&s)[Keys / 2], uint64_t q, uint64_t k)
+{
+    const uint32_t none[1][4] = {};
+    start_scores<Format, Keys, 0>(s, none, q, k);
+}
+
+/* Starts o (+)= p v for a tile of 16 Steps keys. */
+template <class Format, int Steps>
+MLAI_DEV void start_values(float (&o)[64], const uint32_t (&p)[Steps][4], uint64_t v,
+                           int accumulate)
 {
 #pragma unroll
-    for (int i = First; i < Last; i++) {
+    for (int i = 0; i < Steps; i++) {
         Format::pv(o, p[i], v + (uint64_t)(i * (16 * 128 / 16)), i > 0 ? 1 : accumulate);
     }
 }
 
-/* Hides columns from bound0 (row 0) and bound1 (row 1) on; both count from this thread's first column. */
+/* Hides columns from bound0 (row 0) and bound1 (row 1) on, counted from this thread's first. */
 template <int N> MLAI_DEV void mask_scores(float (&s)[N], int bound0, int bound1)
 {
 #pragma unroll
@@ -248,9 +272,9 @@ MLAI_DEV bool softmax_scores(float (&s)[N], row_state &rows, float (&alpha)[2], 
     return moved;
 }
 
-/* Keeps the softmax above the wait that follows it, under the product in flight. The assembler would
- * hoist that wait to just behind the scores; over a branch that hangs on the sums (never taken: they
- * are not negative) it does not. */
+/* Keeps the softmax above the wait that follows it, under the product in flight. The assembler
+ * would hoist that wait to just behind the scores; over a branch that hangs on the sums (never
+ * taken: they are not negative) it does not. */
 MLAI_DEV void hold_wait(const row_state &rows)
 {
     if (rows.l[0] + rows.l[1] < 0.0f) {
@@ -259,7 +283,8 @@ MLAI_DEV void hold_wait(const row_state &rows)
 }
 
 /* p as the A operand of the second product: 16 keys are two groups of 8 columns. */
-template <class Format, int N> MLAI_DEV void round_scores(uint32_t (&p)[N / 8][4], const float (&s)[N])
+template <class Format, int N>
+MLAI_DEV void round_scores(uint32_t (&p)[N / 8][4], const float (&s)[N])
 {
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
@@ -297,15 +322,16 @@ MLAI_DEV float row_lse(float m, float l, float c)
     return l > 0.0f ? fmaf(m, c, mlai_log2(l)) * kLn2 : -INFINITY;
 }
 
-/* Writes both rows of o, times factor, at out[0] and out[1]. Four threads hold a row two columns at a
- * time: they trade, so that each stores 16 bytes and a quad 64 bytes in a row. Each step is done for
- * all columns before the next, or the shuffles' latencies would add up. `quad` is lane % 4. */
+/* Writes both rows of o, times factor, at out[0] and out[1]. Four threads hold a row two columns at
+ * a time: they trade, so that each stores 16 bytes and a quad 64 bytes in a row. Each step is done
+ * for all columns before the next, or the shuffles' latencies would add up. `quad` is lane % 4. */
 template <class Format>
 MLAI_DEV void store_rows(uint16_t *const (&out)[2], const float (&o)[64], const float (&factor)[2],
                          int quad, const bool (&live)[2])
 {
     const bool odd = quad & 1, high = quad & 2;
-    uint32_t x[8][4]; /* [row + 2 i]: groups 4 i to 4 i + 3 of 8 columns, this thread's two of each */
+    uint32_t x[8]
+              [4]; /* [row + 2 i]: groups 4 i to 4 i + 3 of 8 columns, this thread's two of each */
 #pragma unroll
     for (int k = 0; k < 8; k++) {
 #pragma unroll
@@ -344,7 +370,8 @@ MLAI_DEV void store_rows(uint16_t *const (&out)[2], const float (&o)[64], const 
 }
 
 /* A row nobody can see anything from: zeros and -inf. Called by a whole warp. */
-MLAI_DEV void store_empty_rows(const mlai_prefill_sm90a_params &params, int64_t token, int rows, int head)
+MLAI_DEV void store_empty_rows(const mlai_prefill_sm90a_params &params, int64_t token, int rows,
+                               int head)
 {
     const int lane = (int)threadIdx.x % 32;
     uint16_t *out = static_cast<uint16_t *>(params.out) + token * params.out_token_stride +

@@ -2,20 +2,24 @@
  * What the host tells the Hopper prefill kernels: one parameter struct, passed by value, and the
  * figures of a launch. Plain C11 and CUDA both read this file.
  *
- *   prefill_{bf16,f16}_sm90a[_general]        128 query rows a tile, persistent CTAs
- *   prefill_short_{bf16,f16}_sm90a[_general]  64 query rows a tile, keys split in a CTA and a cluster
- *
- * `_general` takes any finite softmax scale but 0 and a logit cap; the others take scale > 0, no cap.
+ *   prefill_{bf16,f16}_sm90a[_general]        prefill_bf16_sm90a.cu: 128 query rows a tile
+ *       384 threads, MLAI_PREFILL_SM90A_SMEM_BYTES, min(SMs, q_heads x batch x
+ *       ceil(max_seqlen_q / 128)) CTAs; draws its tiles from `counters`
+ *   prefill_short_{bf16,f16}_sm90a[_general]  prefill_short_bf16_sm90a.cu: 64 query rows a cluster
+ *       384 threads, MLAI_PREFILL_SHORT_SM90A_SMEM_BYTES, clusters of 1, 2, 4 or 8 CTAs,
+ *       (cluster x q_heads, batch, ceil(max_seqlen_q / 64)) CTAs, the latter two under 2^16
+ * `_general` takes any finite softmax scale but 0 and a logit cap; the others scale > 0 and no cap.
  * q [total_q, q_heads, 192], k [total_kv, kv_heads, 192], v [total_kv, kv_heads, 128],
- * out [total_q, q_heads, 128], lse [total_q, q_heads]; strides in elements, last dim contiguous,
- * bases and strides of q, k, v, out multiples of 16 bytes.
+ * out [total_q, q_heads, 128], lse [total_q, q_heads]; strides in elements, last dim contiguous;
+ * bases and strides of q, k, v, out multiples of 16 bytes, strides of q, k, v under 2^40 bytes;
+ * tiles of a launch (q_heads x batch x ceil(max_seqlen_q / 128)) under 2^31.
  *
  * A tensor map has five dims, so that the copy engine itself ends a tile at the request's last row:
  *   dim 0  64 elements (128 bytes, one swizzle line)
  *   dim 1  `window` rows, stride = row stride      dim 2  rows + 1, stride = row stride
  *   dim 3  head_dim / 64 pieces, stride 128 bytes  dim 4  heads, stride = head stride
  *   base address: `window` rows before the tensor; 128-byte swizzle; out of bounds reads as zero
- * A window of `live` rows from row `start` on is the box at (0, window - live, start + live, 0, head):
+ * A window of `live` rows from row `start` is the box at (0, window - live, start + live, 0, head):
  * its row r has the address of the tensor's row start + r, and the rows from `live` on lie past the
  * end of dim 1: zero in shared memory, never read.
  */
@@ -43,21 +47,20 @@ typedef struct mlai_prefill_sm90a_params {
     const int32_t *cu_seqlens_kv; /* [batch + 1], ascending, on the device */
     void *out;                    /* in q's format */
     float *lse;                   /* or null */
-    uint32_t *counters;           /* two words, zeroed once, left zero by each launch; one pair a stream */
+    uint32_t *counters; /* two words, zeroed once, left zero by each launch; one pair a stream */
     int64_t out_token_stride;
     int64_t out_head_stride;
     int64_t lse_token_stride;
     int32_t batch;
     int32_t q_heads;
     int32_t kv_heads;
-    int32_t total_q;  /* rows of q, k, v: what the cumulative lengths are clamped to */
+    int32_t total_q; /* rows of q, k, v: what the cumulative lengths are clamped to */
     int32_t total_kv;
     int32_t max_seqlen_q;
     int32_t max_seqlen_kv;
     int32_t causal;
     float softmax_scale;
-    float logit_cap;  /* 0: none */
-    int32_t l2_bytes; /* how much K and V the heads in flight together may keep in the L2 */
+    float logit_cap; /* 0: none */
 } mlai_prefill_sm90a_params;
 
 enum {
@@ -71,12 +74,12 @@ enum {
     /* Q, the K ring, the V ring, barriers and tile records, room to align the base to 1024 */
     MLAI_PREFILL_SM90A_SMEM_BYTES = 128 * 192 * 2 + 2 * 128 * (192 + 128) * 2 + 256 + 1024,
 
-    MLAI_PREFILL_SHORT_SM90A_THREADS = 512,
     MLAI_PREFILL_SHORT_SM90A_ROWS = 64,
     MLAI_PREFILL_SHORT_SM90A_KEYS = 64,
-    MLAI_PREFILL_SHORT_SM90A_MAX_CLUSTER = 4,
-    /* Q, 6 stages of K, 3 of V, barriers, alignment */
-    MLAI_PREFILL_SHORT_SM90A_SMEM_BYTES = 64 * 192 * 2 * (1 + 6) + 64 * 128 * 2 * 3 + 256 + 1024
+    MLAI_PREFILL_SHORT_SM90A_STAGES = 4,
+    MLAI_PREFILL_SHORT_SM90A_MAX_CLUSTER = 8,
+    /* Q, the K ring, the V ring (later the partials), barriers, alignment */
+    MLAI_PREFILL_SHORT_SM90A_SMEM_BYTES = 64 * 192 * 2 + 4 * 64 * (192 + 128) * 2 + 256 + 1024
 };
 
 #endif

@@ -1,0 +1,287 @@
+/*
+ * Hopper decode, tiles of 64 rows: the rows on wgmma's 64 side, two warpgroups of equal standing.
+ *
+ * Block n belongs to warpgroup n % 2, which computes its S [64 x 64 keys] and P; both add P V for
+ * their 256 columns, the owner with P still in registers, the other from shared memory (over the
+ * block's rope columns). While one is in its softmax, the other keeps the tensor cores busy.
+ *
+ *   owner      S(n) = Q K(n) | softmax, P(n) out ---p_full--> | O += P(n) V(n)
+ *   the other     O += P(n-1) V(n-1), its own                 | O += P(n) V(n) | S(n+1) ...
+ *
+ * Both follow one sequence of reference maxima: each P comes with the reference it was taken
+ * against. f32 sums, each warpgroup those of its own blocks; P rounded to the cache's format.
+ * Called by: decode_sm90a.cuh.
+ */
+#ifndef MLAI_DECODE_ROWS64_SM90A_CUH
+#define MLAI_DECODE_ROWS64_SM90A_CUH
+
+#include "decode_merge_sm90a.cuh"
+
+namespace mlai_decode
+{
+
+template <int Format>
+MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_smem, uint32_t rank)
+{
+    constexpr int ROWS = 64;
+    const plan cuts = s.found;
+    walk<ROWS> w;
+    w.start(p, cuts, (int32_t)blockIdx.x / p.share);
+    const int32_t tid = threadIdx.x % 128, lane = tid % 32, warp = tid / 32;
+    const uint32_t half = (threadIdx.x / 128) % 2;
+    const int32_t thread256 = threadIdx.x % 256, row0 = warp * 16 + lane / 4;
+    const logit_scale scaling = make_logit_scale(p);
+    float d[KEYS / 2];
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        d[i] = 0.0f;
+    }
+    uint32_t n = 0, piece = 0;
+    for (; w.live(); w.advance(p)) {
+        const tile_out out = {w.now.first_token, (w.tile * p.share + (int32_t)rank) * ROWS,
+                              w.now.q_len * p.heads};
+        if (!w.has_blocks()) {
+            if (w.owns_empty()) {
+                store_empty<Format, ROWS>(p, out);
+            }
+            continue;
+        }
+        const bool whole = w.block_begin == 0 && w.block_end == w.blocks;
+        if (!whole && thread256 == 0) {
+            note_job<ROWS>(p, s, cuts, w, out, rank);
+        }
+        issue_queries<ROWS, 256>(p, s.row_len[0], q_smem, w.now, out.first_row);
+        mlai_cp_async_wait<0>();
+        mlai_fence_proxy_async_shared(); /* orders the copies before wgmma's reads */
+        mlai_bar_sync(BAR_VALUES, 256);  /* orders all copies and row lengths before their use */
+        walk<ROWS> ahead = w;
+        do {
+            ahead.advance(p);
+        } while (ahead.live() && !ahead.has_blocks());
+        if (ahead.live()) {
+            prefetch_queries<ROWS, 256>(p, ahead.now,
+                                        (ahead.tile * p.share + (int32_t)rank) * ROWS);
+        }
+        const int32_t len = visible_keys(p, w.now, w.now.q_len - 1);
+        const int32_t shortest = visible_keys(p, w.now, divide(p.by_heads, out.first_row));
+        float o[2][64];
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            o[0][i] = o[1][i] = 0.0f;
+        }
+        float reference[2] = {NEG_INF, NEG_INF}, sum[2] = {0.0f, 0.0f};
+        const auto rescale = [&](float to0, float to1) {
+            const float a0 = to0 == reference[0] ? 1.0f : mlai_exp2(reference[0] - to0);
+            const float a1 = to1 == reference[1] ? 1.0f : mlai_exp2(reference[1] - to1);
+            reference[0] = to0;
+            reference[1] = to1;
+            sum[0] *= a0;
+            sum[1] *= a1;
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                o[0][i] *= i % 4 < 2 ? a0 : a1;
+                o[1][i] *= i % 4 < 2 ? a0 : a1;
+            }
+        };
+        int32_t block = w.block_begin;
+        const auto own_block = [&]() {
+            const uint32_t stage = n % STAGES, parity = (n / STAGES) & 1;
+            const uint32_t base = ring + stage * STAGE_BYTES, p_smem = base + 8 * CHUNK_BYTES;
+            const uint64_t v = mlai_wgmma_descriptor(base + half * 4 * CHUNK_BYTES, CHUNK_BYTES,
+                                                     1024, MLAI_SWIZZLE_128);
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i++) {
+                constexpr int ORDER[CHUNKS] = {0, 1, 4, 5, 2, 3, 6, 7, 8};
+                if (i % 4 == 0) {
+                    mlai_mbar_wait(mlai_smem_u32(&s.full[stage][i / 4]), parity);
+                }
+                mlai_wgmma_fence();
+                const int c = ORDER[i];
+                const uint64_t q = mlai_wgmma_descriptor(q_smem, 0, 1024, MLAI_SWIZZLE_128) +
+                                   c * (ROWS * 128 >> 4);
+                const uint64_t k =
+                    mlai_wgmma_descriptor(base, 0, 1024, MLAI_SWIZZLE_128) + c * (CHUNK_BYTES >> 4);
+#pragma unroll
+                for (int kk = 0; kk < 4; kk++) {
+                    mma<Format, KEYS, 0, 0>(d, q + 2 * kk, k + 2 * kk, i > 0 || kk > 0);
+                }
+            }
+            mlai_wgmma_commit();
+            if (block > w.block_begin) {
+                mlai_wgmma_wait<2>();
+                release(s, stage ^ 1, 0); /* half of the product of the block before is done */
+                mlai_wgmma_wait<1>();
+                release(s, stage ^ 1, 1);
+            }
+            mlai_wgmma_wait<0>();
+            mlai_wgmma_fence_operand(d);
+            mlai_wgmma_fence_operand(o[0]);
+            mlai_wgmma_fence_operand(o[1]);
+            float x[KEYS / 2];
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; i++) {
+                x[i] = d[i];
+            }
+            scale_logits(scaling, x);
+            if (block * KEYS + KEYS > shortest) {
+#pragma unroll
+                for (int i = 0; i < KEYS / 2; i++) {
+                    const int32_t key = block * KEYS + i / 4 * 8 + (lane % 4) * 2 + i % 2;
+                    x[i] = key < s.row_len[0][row0 + i / 2 % 2 * 8] ? x[i] : NEG_INF;
+                }
+            }
+            float top[2] = {NEG_INF, NEG_INF};
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; i += 2) {
+                top[i / 2 % 2] = fmaxf(top[i / 2 % 2], fmaxf(x[i], x[i + 1]));
+            }
+            bool raise = false;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                raise = raise || must_raise(top[i], reference[i]);
+            }
+            if (__any_sync(0xffffffffu, raise)) {
+                float to[2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 1));
+                    top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 2));
+                    to[i] = fmaxf(top[i], reference[i]);
+                }
+                rescale(to[0], to[1]);
+            }
+            const float shift[2] = {finite_or_0(reference[0]), finite_or_0(reference[1])};
+            uint32_t probs[KEYS / 4];
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; i += 2) {
+                const int r = i / 2 % 2;
+                x[i] = mlai_exp2(x[i] - shift[r]);
+                x[i + 1] = mlai_exp2(x[i + 1] - shift[r]);
+                sum[r] += x[i] + x[i + 1];
+                probs[i / 2] = pack<Format>(x[i], x[i + 1]);
+            }
+            /* orders every warp's S before P over the rope columns */
+            mlai_bar_sync(BAR_VALUES_HALF + half, 128);
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; i += 2) {
+                /* 8x8 matrices: rows 16 warp + {0, 8}, keys 8 i and 8 i + 8 */
+                const int32_t row = warp * 16 + lane % 16, part = i + lane / 16;
+                mlai_stmatrix_x4(p_smem + row * 128 + ((part ^ (row & 7)) << 4), probs[2 * i],
+                                 probs[2 * i + 1], probs[2 * i + 2], probs[2 * i + 3]);
+            }
+            if (lane % 4 == 0) {
+                s.reference[stage][row0] = reference[0];
+                s.reference[stage][row0 + 8] = reference[1];
+            }
+            mlai_fence_proxy_async_shared(); /* orders P before wgmma's reads */
+            __syncwarp(); /* orders the warp's P and references before its arrival */
+            if (lane == 0) {
+                mlai_mbar_arrive(mlai_smem_u32(&s.p_full[stage]));
+            }
+            clear_dead_rows(base, half, len - block * KEYS);
+            mlai_wgmma_fence_operand(o[0]);
+            mlai_wgmma_fence_operand(o[1]);
+            mlai_wgmma_fence();
+#pragma unroll
+            for (int t = 0; t < 2; t++) {
+#pragma unroll
+                for (int kk = 0; kk < 4; kk++) {
+                    const uint32_t a[4] = {probs[4 * kk], probs[4 * kk + 1], probs[4 * kk + 2],
+                                           probs[4 * kk + 3]};
+                    mma_rs<Format, 128, 1>(o[t], a, v + t * (2 * CHUNK_BYTES >> 4) + kk * 128, 1);
+                }
+                mlai_wgmma_commit();
+            }
+            block++;
+            n++;
+        };
+        const auto other_block = [&]() {
+            const uint32_t stage = n % STAGES, parity = (n / STAGES) & 1;
+            const uint32_t base = ring + stage * STAGE_BYTES, p_smem = base + 8 * CHUNK_BYTES;
+            const uint64_t v = mlai_wgmma_descriptor(base + half * 4 * CHUNK_BYTES, CHUNK_BYTES,
+                                                     1024, MLAI_SWIZZLE_128);
+            if (block > w.block_begin) {
+                mlai_wgmma_wait<1>();
+                release(s, stage ^ 1, 0);
+            }
+            mlai_wgmma_wait<0>();
+            mlai_wgmma_fence_operand(o[0]);
+            mlai_wgmma_fence_operand(o[1]);
+            if (block > w.block_begin) {
+                release(s, stage ^ 1, 1);
+            }
+            mlai_mbar_wait(mlai_smem_u32(&s.p_full[stage]), parity);
+            const float to0 = s.reference[stage][row0], to1 = s.reference[stage][row0 + 8];
+            if (__any_sync(0xffffffffu, to0 != reference[0] || to1 != reference[1])) {
+                rescale(to0, to1);
+            }
+            clear_dead_rows(base, half, len - block * KEYS);
+            const uint64_t probs = mlai_wgmma_descriptor(p_smem, 0, 1024, MLAI_SWIZZLE_128);
+            mlai_wgmma_fence_operand(o[0]);
+            mlai_wgmma_fence_operand(o[1]);
+            mlai_wgmma_fence();
+#pragma unroll
+            for (int t = 0; t < 2; t++) {
+#pragma unroll
+                for (int kk = 0; kk < 4; kk++) {
+                    mma<Format, 128, 0, 1>(o[t], probs + 2 * kk,
+                                           v + t * (2 * CHUNK_BYTES >> 4) + kk * 128, 1);
+                }
+                mlai_wgmma_commit();
+            }
+            block++;
+            n++;
+        };
+        if (n % STAGES != half) {
+            other_block();
+        }
+        while (block < w.block_end) {
+            own_block();
+            if (block < w.block_end) {
+                other_block();
+            }
+        }
+        mlai_wgmma_wait<0>();
+        mlai_wgmma_fence_operand(o[0]);
+        mlai_wgmma_fence_operand(o[1]);
+        release(s, (n + 1) % STAGES, 0);
+        release(s, (n + 1) % STAGES, 1);
+        /* Each warpgroup summed its own blocks. */
+        float(&sums)[2][64] = s.row_sum[piece % 2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+            if (lane % 4 == 0) {
+                sums[half][row0 + 8 * i] = sum[i];
+                if (half == 0) {
+                    s.lse2[piece % 2][row0 + 8 * i] = reference[i];
+                }
+            }
+        }
+        /* orders both sums before their readers, all reads of Q before the next */
+        mlai_bar_sync(BAR_VALUES, 256);
+        float scale[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float all = sums[0][row0 + 8 * i] + sums[1][row0 + 8 * i];
+            scale[i] = all > 0.0f ? mlai_rcp(all) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            o[0][i] *= scale[i / 2 % 2];
+            o[1][i] *= scale[i / 2 % 2];
+        }
+        float my_lse2 = NEG_INF;
+        if (thread256 < ROWS) {
+            const float all = sums[0][thread256] + sums[1][thread256];
+            my_lse2 = all > 0.0f ? s.lse2[piece % 2][thread256] + mlai_log2(all) : NEG_INF;
+        }
+        finish_piece<Format, ROWS>(p, s, out, whole, w.block_begin == 0, o, my_lse2);
+        piece++;
+    }
+}
+
+} /* namespace mlai_decode */
+
+#endif
