@@ -5,9 +5,9 @@
  * One forward pass, for each step of an engine:
  *   1. mla_backend_init_forward_metadata once (or the graph twin in a captured step);
  *   2. for each layer, the engine projects, rotates and writes the cache (mla_rope_write_kv), then
- *      calls mla_backend_forward_decode on absorbed queries, or mla_backend_forward_extend_chunked
- * on expanded q, k, v: once causally over the new tokens, once for each prefix window, merged with
- *      mla_merge_state.
+ *      calls mla_backend_forward_decode on absorbed queries, or on expanded q, k, v
+ *      mla_backend_forward_extend_chunked: once causally over the new tokens, once for each prefix
+ *      window, the results merged with mla_merge_state.
  * Token order of a mixed batch: the first num_extends requests are extends, request-major, then the
  * decodes with S tokens each. seq_lens count the step's own tokens.
  *
@@ -86,8 +86,7 @@ typedef struct mla_forward_batch {
     mla_tensor req_pool_indices; /* i32 or i64 [>= bs]: rows of req_to_page */
     mla_tensor seq_lens;         /* i32 [>= bs]; aliased */
     mla_tensor req_to_page;      /* i32 [rows, M] */
-    /* EXTEND and MIXED only: new tokens and tokens already cached, [>= E], with their host twins.
-     */
+    /* EXTEND and MIXED only: new tokens and tokens already cached, [>= E], and their host twins. */
     mla_tensor extend_seq_lens;     /* i32 */
     mla_tensor extend_prefix_lens;  /* i32 */
     mla_tensor extend_seq_lens_cpu; /* i32 on the host; absent on a CPU backend = the one above */
@@ -103,6 +102,8 @@ typedef struct mla_forward_batch {
 /*
  * What the extends of a forward share. Borrowed: valid until the next init. Prefix window w covers
  * positions [w * win, (w + 1) * win) of each request's cached prefix, win = chunk_capacity / E.
+ * Window w has row w of the [K, ..] tables; forward_extend_chunked takes it with rank 1:
+ * mla_tensor_1d((int32_t *)cu_chunked_seq_len.data + w * (E + 1), MLA_FORMAT_I32, E + 1).
  */
 typedef struct mla_prefill_metadata {
     uint32_t struct_size;
@@ -205,8 +206,7 @@ typedef struct mla_forward_extend_chunked_args {
         .struct_size = sizeof(mla_forward_extend_chunked_args), .is_causal = 1                     \
     }
 
-/* Called when a layer's cache rows have been enqueued for writing (transfer engines wait for it).
- */
+/* Called when a layer's cache rows have been enqueued for writing: transfer engines wait for it. */
 typedef void (*mla_record_step)(void *user, void *stream);
 
 #ifdef __cplusplus
@@ -283,7 +283,8 @@ MLA_API mla_status mla_backend_pop_num_extends(mla_backend *backend, mla_diag *d
  * Absorbed attention of the decode rows: writes k at out_cache_loc if save_kv_cache, then attends.
  * q_len = T / bs must be whole. q_len > 1: verify (target: token j sees seq_len - q_len + 1 + j) or
  * draft (is_draft: token j sees seq_len + j, so the caller's length is what the first token sees).
- * The caller projects the latent output (mla_project_value). bs = 0: MLA_OK, nothing is written.
+ * The caller projects the latent output (mla_project_value). bs = 0: MLA_OK, nothing is written. Of
+ * the errors only a live page id outside the pool is found after k was written.
  * Errors: MLA_ERROR_STATE (no decode metadata), MLA_ERROR_ARGUMENT (bs other than the metadata's
  * rows from num_extends on; T not a multiple), MLA_ERROR_CAPACITY (T over max_tokens, lengths over
  * context_len), MLA_ERROR_FORMAT (the pool's format or dims differ from the configuration's), and

@@ -76,7 +76,8 @@ MLA_API mla_status mla_kv_pool_pages_for_budget(const mla_kv_pool_config *config
                                                 mla_diag *diag);
 
 /* ctx must outlive the pool. Errors: as mla_kv_pool_bytes, MLA_ERROR_OUT_OF_MEMORY,
- * MLA_ERROR_CAPACITY (memory_bytes too small; the sentence says how much is needed). */
+ * MLA_ERROR_CAPACITY (memory_bytes too small; the sentence says how much is needed),
+ * MLA_ERROR_DEVICE (this version keeps pools in CPU memory). */
 MLA_API mla_status mla_kv_pool_create(mla_context *ctx, const mla_kv_pool_config *config,
                                       mla_kv_pool **out, mla_diag *diag);
 
@@ -93,7 +94,8 @@ MLA_API mla_status mla_kv_pool_get_key_buffer(const mla_kv_pool *pool, int32_t l
 MLA_API mla_status mla_kv_pool_get_layer_info(const mla_kv_pool *pool, int32_t layer_id,
                                               mla_kv_layer_info *info, mla_diag *diag);
 
-/* mla_write_kv into the layer: latent [T, R] and rope [T, P], or latent [T, D] and rope absent. */
+/* mla_write_kv into the layer: latent [T, R] and rope [T, P], or latent [T, D] and rope absent.
+ * k_scale 1 where the format has none; call may be NULL. */
 MLA_API mla_status mla_kv_pool_set_mla_kv_buffer(mla_kv_pool *pool, int32_t layer_id,
                                                  mla_tensor slots, mla_tensor latent,
                                                  mla_tensor rope, float k_scale, int32_t flags,
@@ -169,8 +171,7 @@ MLA_API mla_tensor mla_req_to_page_tensor(const mla_req_to_page *table);
 /* How many pages a request has; -1 for a request out of range. */
 MLA_API int32_t mla_req_to_page_count(const mla_req_to_page *table, int32_t req);
 
-/* Appends ids at the request's end. More than max_pages: MLA_ERROR_CAPACITY, and none is appended.
- */
+/* Appends ids at the request's end. Over max_pages: MLA_ERROR_CAPACITY, and none is appended. */
 MLA_API mla_status mla_req_to_page_append(mla_req_to_page *table, int32_t req, int32_t n,
                                           const int32_t *ids, mla_diag *diag);
 
@@ -178,8 +179,9 @@ MLA_API mla_status mla_req_to_page_append(mla_req_to_page *table, int32_t req, i
  * Makes rows length .. length + new_tokens - 1 of a request writable: appends fresh pages, and
  * where the last page is shared (more than one reference) and will be written, replaces it by a
  * fresh one and copies its live rows in every layer of `pools` (copy on write). The request must
- * own pages for `length` tokens. All or nothing. n_pools may be 0. Errors: MLA_ERROR_OUT_OF_PAGES,
- * MLA_ERROR_CAPACITY (over max_pages), MLA_ERROR_ARGUMENT.
+ * own pages for `length` tokens. All or nothing. n_pools may be 0: an engine with a pool of its own
+ * then copies the rows itself where the page id of row `length` changed. Errors:
+ * MLA_ERROR_OUT_OF_PAGES, MLA_ERROR_CAPACITY (over max_pages), MLA_ERROR_ARGUMENT.
  */
 MLA_API mla_status mla_req_to_page_reserve(mla_req_to_page *table, mla_page_allocator *allocator,
                                            mla_kv_pool *const *pools, int32_t n_pools, int32_t req,
@@ -195,9 +197,8 @@ MLA_API mla_status mla_req_to_page_truncate(mla_req_to_page *table, mla_page_all
 
 /*
  * For each request i in batch order with cached_lens[i] rows in the cache and new_lens[i] new
- * tokens: positions cached .. cached + new - 1, their slots through the table, and seq_lens =
- * cached
- * + new. Outputs are request-major, T = sum of new_lens.
+ * tokens: positions cached .. cached + new - 1, their slots through the table, and the sum
+ * cached + new as seq_lens. Outputs are request-major, T = sum of new_lens.
  *   req_to_page      i32 [rows, M]      req_pool_indices  i32 or i64 [B], rows of it
  *   cached_lens, new_lens  i32 [B]
  *   positions        optional i32 or i64 [T]     slots  optional i32 or i64 [T]

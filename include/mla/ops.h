@@ -21,7 +21,8 @@
  *  - A row's result depends on its own query, keys and length only: batch mates, order, thread
  *    count, page ids and table width do not change a bit of it.
  *  - Everything is read at the call, asynchronously on call.stream for CUDA tensors. No operator
- *    allocates memory. CPU scratch comes from call.workspace, see mla_workspace_bytes.
+ *    allocates memory. Scratch comes from call.workspace, see mla_workspace_bytes; of the built-in
+ *    CPU solutions only those of decode, extend and prefill need any.
  *  - Errors, beside those named: MLA_ERROR_VERSION (struct_size), MLA_ERROR_SHAPE, _FORMAT,
  *    _STRIDE, _DEVICE, _WORKSPACE, _UNSUPPORTED (no solution takes it; the sentence says why),
  *    _NOT_FOUND (call.solution). On an error nothing was written.
@@ -147,7 +148,7 @@ typedef struct mla_decode_params {
     int32_t qk_rope_head_dim; /* P; 0 is allowed */
     int32_t is_causal;        /* 1 or 0 */
     int32_t seqlen_offset;    /* causal only */
-    int32_t max_q_len;        /* ragged only: host-known bound of one request's q_len */
+    int32_t max_q_len;        /* ragged only: host-known bound of one request's q_len; 0 = T */
     int64_t max_seqlen_kv;    /* host-known bound of the visible keys; 0 = W * PS */
     float softmax_scale;
     float logit_cap;
@@ -164,9 +165,8 @@ typedef struct mla_decode_params {
     mla_tensor global_seqlens; /* optional i32 [B] */
     int64_t key_position_first;
     int64_t key_position_stride; /* >= 1 */
-    mla_tensor
-        out; /* [B, q_len, H, R] or [T, H, R]: q's format, f32, bf16 or f16; fp8 q: not fp8 */
-    mla_tensor lse; /* optional f32 [B, q_len, H] or [T, H] */
+    mla_tensor out;              /* [B, q_len, H, R] or [T, H, R]: f32, bf16 or f16 */
+    mla_tensor lse;              /* optional f32 [B, q_len, H] or [T, H] */
     mla_call call;
 } mla_decode_params;
 
@@ -211,7 +211,7 @@ typedef struct mla_prefill_params {
     mla_tensor v;             /* [Tkv, Hk, V], the format of k */
     mla_tensor cu_seqlens_q;  /* i32 [B + 1] */
     mla_tensor cu_seqlens_kv; /* i32 [B + 1] */
-    mla_tensor out;           /* [Tq, H, V]: q's format, f32, bf16 or f16; fp8 q: not fp8 */
+    mla_tensor out;           /* [Tq, H, V]: f32, bf16 or f16 */
     mla_tensor lse;           /* optional f32 [Tq, H] */
     mla_call call;
 } mla_prefill_params;
@@ -294,8 +294,7 @@ typedef struct mla_write_kv_params {
 MLA_API mla_status mla_write_kv(mla_context *ctx, const mla_write_kv_params *params,
                                 mla_diag *diag);
 
-/* Row i of the outputs is slot slots[i], times k_scale, in the outputs' format; negative slots: 0.
- */
+/* Row i of the outputs is slot slots[i] times k_scale, in their format; a negative slot gives 0. */
 typedef struct mla_gather_kv_params {
     uint32_t struct_size;
     float k_scale;

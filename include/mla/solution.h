@@ -95,8 +95,9 @@ extern "C" {
 #endif
 
 /*
- * Adds rows to a context; *rows and what it points to must outlive the context. A row with the name
- * of an earlier one replaces it. Errors: MLA_ERROR_VERSION, MLA_ERROR_ARGUMENT (a NULL function, an
+ * Adds rows to a context; *rows and what it points to must outlive the context. Backends size their
+ * workspace when they are made, so rows come first. A row with the name of an earlier one replaces
+ * it. Errors: MLA_ERROR_VERSION, MLA_ERROR_ARGUMENT (a NULL function, an
  * empty or malformed name), MLA_ERROR_CAPACITY (more than 256 rows in all).
  */
 MLA_API mla_status mla_context_add_solutions(mla_context *ctx, const mla_solution *rows,
@@ -113,8 +114,9 @@ MLA_API mla_status mla_solution_describe(const mla_context *ctx, int32_t index,
  * What would be chosen for a problem, and why not the others: one verdict for each row of the
  * problem's operator and device, in table order. *n_verdicts: in, the room in `verdicts` (each with
  * struct_size set); out, how many there are. `solution` as in mla_call. Returns MLA_OK also when
- * nothing takes the problem (then none is CHOSEN). Errors: MLA_ERROR_CAPACITY (too little room;
- * *n_verdicts says how much), MLA_ERROR_NOT_FOUND, MLA_ERROR_ARGUMENT.
+ * nothing takes the problem (then none is CHOSEN). Errors: MLA_ERROR_CAPACITY (too little room:
+ * *n_verdicts says how much; or a capacity of the problem is too large), MLA_ERROR_NOT_FOUND,
+ * MLA_ERROR_ARGUMENT, MLA_ERROR_VERSION.
  */
 MLA_API mla_status mla_explain(const mla_context *ctx, const mla_problem *problem,
                                const char *solution, mla_verdict *verdicts, int32_t *n_verdicts,
@@ -122,7 +124,7 @@ MLA_API mla_status mla_explain(const mla_context *ctx, const mla_problem *proble
 
 /*
  * The name of the row that would be chosen. *name is static or belongs to the row. Errors:
- * MLA_ERROR_UNSUPPORTED, MLA_ERROR_NOT_FOUND, MLA_ERROR_ARGUMENT.
+ * MLA_ERROR_UNSUPPORTED, MLA_ERROR_NOT_FOUND, MLA_ERROR_ARGUMENT, MLA_ERROR_CAPACITY.
  */
 MLA_API mla_status mla_solution_choose(const mla_context *ctx, const mla_problem *problem,
                                        const char *solution, const char **name, mla_diag *diag);

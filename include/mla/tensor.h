@@ -66,8 +66,7 @@ MLA_API const char *mla_format_name(int32_t format);
 /* The format spelled so, or MLA_FORMAT_NONE. NULL gives MLA_FORMAT_NONE. */
 MLA_API int32_t mla_format_from_name(const char *name);
 
-/* A contiguous tensor on the CPU. shape has rank extents. Ranks outside 1..5 give an absent tensor.
- */
+/* A contiguous tensor on the CPU; shape has rank extents. Ranks outside 1..5 give an absent one. */
 static inline mla_tensor mla_tensor_make(const void *data, int32_t format, int32_t rank,
                                          const int64_t *shape)
 {
@@ -132,7 +131,8 @@ static inline mla_tensor mla_tensor_on(mla_tensor t, int32_t device_type, int32_
  * 32, bfloat 16, float 16, float8 e4m3fn (code 10), float8 e5m2 (code 12), int 32, int 64 and uint
  * 8 with one lane, on kDLCPU and kDLCUDA, at most 5 dimensions; NULL strides mean contiguous;
  * byte_offset is added. Errors: MLA_ERROR_FORMAT, MLA_ERROR_SHAPE, MLA_ERROR_DEVICE,
- * MLA_ERROR_ARGUMENT (NULL). Borrowing: the result points into the DLTensor's memory.
+ * MLA_ERROR_ARGUMENT (NULL). Borrowing: the result points into the DLTensor's memory. DLPack has no
+ * ds656: such rows come as uint8, the caller then sets format to MLA_FORMAT_DS656.
  */
 MLA_API mla_status mla_tensor_from_dlpack(const void *dltensor, mla_tensor *out, mla_diag *diag);
 

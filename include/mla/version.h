@@ -15,6 +15,8 @@
 #define MLA_VERSION_MINOR 1
 #define MLA_VERSION_PATCH 0
 #define MLA_VERSION_STRING "0.1.0"
+/* To compare with mla_version_number(). */
+#define MLA_VERSION_NUMBER (MLA_VERSION_MAJOR * 10000 + MLA_VERSION_MINOR * 100 + MLA_VERSION_PATCH)
 
 #if defined(MLA_STATIC)
 #define MLA_API

@@ -35,9 +35,9 @@ typedef struct mlai_captured_batch {
 } mlai_captured_batch;
 
 typedef struct mlai_graph_state {
-    int32_t max_bs; /* 0 = no graph state */
-    int32_t *page_table; /* [max_bs, W], fixed address */
-    mla_tensor seq_lens; /* the caller's, aliased */
+    int32_t max_bs;                /* 0 = no graph state */
+    int32_t *page_table;           /* [max_bs, W], fixed address */
+    mla_tensor seq_lens;           /* the caller's, aliased */
     mlai_captured_batch **batches; /* [max_bs + 1], by batch size; NULL = not captured */
 } mlai_graph_state;
 
@@ -45,15 +45,15 @@ struct mla_backend {
     mla_context *ctx;
     mla_config config; /* defaults filled in; its solution points to the copy below */
     char *solution;
-    int32_t num_heads; /* H: local heads */
-    int64_t table_width; /* W */
+    int32_t num_heads;     /* H: local heads */
+    int64_t table_width;   /* W */
     int64_t max_kv_tokens; /* keys in one prefill call: max_tokens or one prefix window */
 
     void *workspace; /* aligned to 64 bytes */
     uint64_t workspace_bytes;
     void *workspace_memory;
     uint8_t *query_cast; /* e4m3 [max_tokens, H, D], with MLA_DECODE_QUERY_CAST */
-    uint8_t *kv_cast; /* e4m3 [max_kv_tokens, H, L + V], from the first e4m3 extend on */
+    uint8_t *kv_cast;    /* e4m3 [max_kv_tokens, H, L + V], from the first e4m3 extend on */
 
     mlai_phase phase;
     bool has_prefill;
@@ -62,11 +62,11 @@ struct mla_backend {
     mla_decode_metadata decode;
     int32_t scopes[MLAI_MAX_SCOPES]; /* what each scope found */
     int32_t n_scopes;
-    int32_t *page_table; /* [max_bs, W] */
-    int32_t *cum_extend; /* [max_bs + 1] */
-    int32_t *extend_lens; /* [max_bs] */
+    int32_t *page_table;      /* [max_bs, W] */
+    int32_t *cum_extend;      /* [max_bs + 1] */
+    int32_t *extend_lens;     /* [max_bs] */
     int32_t *extend_prefixes; /* [max_bs] */
-    void *windows; /* the prefix windows' arrays, grown as needed */
+    void *windows;            /* the prefix windows' arrays, grown as needed */
     uint64_t windows_bytes;
 
     mlai_graph_state graph;

@@ -17,6 +17,7 @@
  *   tensors [K] | slots [sum of prefixes] | lengths [K, E] | cumulative [K, E + 1] | maxima [K]
  */
 #include "backend/backend.h"
+#include "cache/cache.h"
 #include <stdlib.h>
 
 typedef struct window_layout {
@@ -27,13 +28,6 @@ typedef struct window_layout {
     uint64_t slots_at, lens_at, cum_at, max_at, bytes;
 } window_layout;
 
-static const int32_t *row_of(const mla_tensor *req_to_page, const mla_tensor *req_pool_indices,
-                             int32_t request)
-{
-    return (const int32_t *)req_to_page->data +
-           mlai_index_at(req_pool_indices, request) * req_to_page->stride[0];
-}
-
 /* Every live prefix page once: negative ids are refused, the largest decides the slots' width. */
 static mla_status check_pages(const mla_backend *backend, int32_t num_extends,
                               const mla_tensor *req_pool_indices, const mla_tensor *req_to_page,
@@ -42,7 +36,7 @@ static mla_status check_pages(const mla_backend *backend, int32_t num_extends,
     int64_t page_size = backend->config.page_size;
     for (int32_t i = 0; i < num_extends; i++) {
         int64_t prefix = backend->extend_prefixes[i];
-        const int32_t *row = row_of(req_to_page, req_pool_indices, i);
+        const int32_t *row = mlai_request_pages(req_to_page, req_pool_indices, i);
         for (int64_t column = 0; column < mlai_ceil_div(prefix, page_size); column++) {
             if (row[column] < 0)
                 return mlai_fail(
@@ -124,8 +118,9 @@ static void fill(mla_backend *backend, const window_layout *layout, int32_t num_
         for (int32_t i = 0; i < num_extends; i++) {
             int64_t count = mlai_min_i64(layout->win, backend->extend_prefixes[i] - first);
             count = mlai_max_i64(count, 0);
-            fill_slots(slots, layout->is_wide, at, row_of(req_to_page, req_pool_indices, i), first,
-                       count, backend->config.page_size);
+            fill_slots(slots, layout->is_wide, at,
+                       mlai_request_pages(req_to_page, req_pool_indices, i), first, count,
+                       backend->config.page_size);
             at += count;
             lens[i] = (int32_t)count;
             cum[i + 1] = cum[i] + (int32_t)count;

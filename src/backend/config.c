@@ -122,12 +122,18 @@ typedef struct workspace_need {
 static mla_status add_problem(workspace_need *need, const mla_problem *problem, mla_diag *diag)
 {
     const mla_backend *b = need->backend;
+    int32_t n = MAX_VERDICTS;
+    mla_status status = mla_explain(b->ctx, problem, b->solution, need->verdicts, &n, diag);
+    if (status == MLA_ERROR_CAPACITY)
+        return mlai_fail(diag, MLA_ERROR_ARGUMENT,
+                         "config.max_bs %d times max_tokens %lld and %d heads is over 2^48 rows: "
+                         "take smaller ones",
+                         b->config.max_bs, (long long)b->config.max_tokens, b->num_heads);
+    MLAI_TRY(status);
     if (need->is_required) {
         const char *name;
         MLAI_TRY(mla_solution_choose(b->ctx, problem, b->solution, &name, diag));
     }
-    int32_t n = MAX_VERDICTS;
-    MLAI_TRY(mla_explain(b->ctx, problem, b->solution, need->verdicts, &n, diag));
     for (int32_t i = 0; i < n; i++) {
         if (need->verdicts[i].kind == MLA_VERDICT_REJECTED)
             continue;

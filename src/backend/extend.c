@@ -160,8 +160,11 @@ mla_status mla_backend_forward_extend_chunked(mla_backend *backend,
         return mlai_fail(diag, MLA_ERROR_ARGUMENT,
                          "lse is absent: passes are merged by it, give f32 [%lld, %d]",
                          (long long)own.q.shape[0], backend->num_heads);
-    if (mlai_present(&own.cum_seq_lens_q) &&
-        own.cum_seq_lens_q.shape[0] > (int64_t)backend->config.max_bs + 1)
+    MLAI_TRY(
+        mlai_check_tensor(&own.cum_seq_lens_q, "cum_seq_lens_q", MLAI_F(I32), 1, 1, true, diag));
+    MLAI_TRY(
+        mlai_check_tensor(&own.cum_seq_lens_kv, "cum_seq_lens_kv", MLAI_F(I32), 1, 1, true, diag));
+    if (own.cum_seq_lens_q.shape[0] > (int64_t)backend->config.max_bs + 1)
         return mlai_fail(diag, MLA_ERROR_CAPACITY,
                          "cum_seq_lens_q has %lld entries: this backend was made for max_bs %d",
                          (long long)own.cum_seq_lens_q.shape[0], backend->config.max_bs);

@@ -84,19 +84,7 @@ mla_status mlai_backend_check_rows(const mla_tensor *req_pool_indices,
                                    const mla_tensor *req_to_page, int32_t bs, mla_diag *diag)
 {
     MLAI_TRY(mlai_check_host_indices(req_pool_indices, "req_pool_indices", MLAI_INDICES, bs, diag));
-    MLAI_TRY(mlai_check_tensor(req_to_page, "req_to_page", MLAI_F(I32), 2, 2, true, diag));
-    if (req_to_page->device_type != MLA_DEVICE_CPU)
-        return mlai_fail(diag, MLA_ERROR_DEVICE,
-                         "req_to_page is on device_type %d: this backend is on the cpu (1)",
-                         req_to_page->device_type);
-    for (int32_t i = 0; i < bs; i++) {
-        int64_t row = mlai_index_at(req_pool_indices, i);
-        if (row < 0 || row >= req_to_page->shape[0])
-            return mlai_fail(diag, MLA_ERROR_CAPACITY,
-                             "req_pool_indices[%d] is %lld: req_to_page has rows 0 to %lld", i,
-                             (long long)row, (long long)(req_to_page->shape[0] - 1));
-    }
-    return MLA_OK;
+    return mlai_check_request_rows(req_to_page, req_pool_indices, bs, diag);
 }
 
 static mla_status check_counts(const mla_backend *backend, const mla_forward_batch *batch,

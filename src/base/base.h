@@ -1,6 +1,6 @@
 /*
- * Base: what every room of the house may use. Status sentences, checked sizes, struct versions,
- * format conversion (convert.h) and tensor checks (check.h). Knows only include/mla/.
+ * Base: what every room of the house may use. Status sentences, checked sizes, struct versions and
+ * tensor checks; format conversion is in convert.h. Knows only include/mla/.
  */
 #ifndef MLAI_BASE_H
 #define MLAI_BASE_H
@@ -54,8 +54,10 @@ static inline uint64_t mlai_align_up(uint64_t value, uint64_t alignment)
 /*
  * Copies a caller's versioned struct into a local one of the library's own size: shorter (older)
  * structs are completed with zeros, longer (newer) ones are taken when their tail is zero. `what`
- * names the struct in the sentence. Error: MLA_ERROR_ARGUMENT (NULL), MLA_ERROR_VERSION.
+ * names the struct in the sentence. Error: MLA_ERROR_ARGUMENT (NULL), MLA_ERROR_VERSION, which also
+ * a size over MLAI_MAX_STRUCT_BYTES is: no header makes one, and reading its tail could fault.
  */
+#define MLAI_MAX_STRUCT_BYTES 65536
 mla_status mlai_take_struct(void *own, size_t own_bytes, size_t min_bytes, const void *callers,
                             const char *what, mla_diag *diag);
 
@@ -81,9 +83,10 @@ static inline int64_t mlai_numel(const mla_tensor *t)
 
 /*
  * One tensor against what an operator wants of it: present, format in the set, rank between
- * min_rank and max_rank, extents >= 0 and strides >= 0 whose product fits 63 bits, last dimension
- * contiguous (when its extent is over 1), data not NULL unless empty (skipped with
- * `pointers` false), data aligned to its element. `name` is the argument as the header spells it.
+ * min_rank and max_rank, extents and strides >= 0, at most 2^62 elements, none of them past 2^62
+ * bytes, last dimension contiguous (when its extent is over 1), data not NULL unless empty and
+ * aligned to its element (both skipped with `pointers` false). `name` is the argument as the header
+ * spells it.
  */
 mla_status mlai_check_tensor(const mla_tensor *t, const char *name, uint32_t formats,
                              int32_t min_rank, int32_t max_rank, bool pointers, mla_diag *diag);
@@ -95,7 +98,7 @@ mla_status mlai_check_extent(const mla_tensor *t, const char *name, int32_t dim,
 /* "[2, 16, 576]" */
 void mlai_shape_text(const mla_tensor *t, char *text, size_t text_bytes);
 
-/* A rank-4 tensor with shape[dim] == 1 loses that dimension; others come back unchanged. */
+/* A tensor with shape[dim] == 1 loses that dimension; others come back unchanged. */
 mla_tensor mlai_drop_unit_dim(mla_tensor t, int32_t dim);
 
 /* Index tensors: element i of a rank-1 i32 or i64 tensor. */

@@ -10,7 +10,7 @@
 
 int32_t mla_version_number(void)
 {
-    return MLA_VERSION_MAJOR * 10000 + MLA_VERSION_MINOR * 100 + MLA_VERSION_PATCH;
+    return MLA_VERSION_NUMBER;
 }
 
 const char *mla_version_string(void)
@@ -72,7 +72,7 @@ mla_status mlai_take_struct(void *own, size_t own_bytes, size_t min_bytes, const
                          "%s is NULL; pass a struct made with its INIT macro", what);
     uint32_t callers_bytes;
     memcpy(&callers_bytes, callers, sizeof callers_bytes);
-    if (callers_bytes < min_bytes)
+    if (callers_bytes < min_bytes || callers_bytes > MLAI_MAX_STRUCT_BYTES)
         return mlai_fail(
             diag, MLA_ERROR_VERSION,
             "%s.struct_size is %u; make the struct with its INIT macro, which sets it to %zu", what,

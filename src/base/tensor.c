@@ -49,8 +49,8 @@ mla_tensor mla_tensor_slice(mla_tensor t, int32_t dim, int64_t first, int64_t co
 {
     mla_tensor absent;
     memset(&absent, 0, sizeof absent);
-    if (dim < 0 || dim >= t.rank || first < 0 || count < 0 || first > t.shape[dim] ||
-        count > t.shape[dim] - first)
+    if (t.rank > MLA_MAX_RANK || dim < 0 || dim >= t.rank || first < 0 || count < 0 ||
+        first > t.shape[dim] || count > t.shape[dim] - first)
         return absent;
     if (t.data)
         t.data = (char *)t.data + first * t.stride[dim] * mla_format_bytes(t.format);
@@ -90,10 +90,10 @@ static void formats_text(uint32_t formats, char *text, size_t text_bytes)
     }
 }
 
-/* Extents, strides and the reach of the last element, which must fit 62 bits in bytes. */
+/* Extents, strides, the number of elements and the reach of the last one in bytes: 2^62 at most. */
 static mla_status check_strides(const mla_tensor *t, const char *name, mla_diag *diag)
 {
-    uint64_t reach = 0;
+    uint64_t reach = 0, elements = 1;
     bool empty = false;
     for (int32_t i = 0; i < t->rank; i++) {
         if (t->shape[i] < 0)
@@ -111,6 +111,11 @@ static mla_status check_strides(const mla_tensor *t, const char *name, mla_diag 
             return mlai_fail(diag, MLA_ERROR_STRIDE,
                              "%s reaches past 2^62 bytes: shape[%d] is %lld with stride %lld", name,
                              i, (long long)t->shape[i], (long long)t->stride[i]);
+        /* Strides of 0 let more elements than bytes be there: their count must not wrap. */
+        if (!mlai_mul_u64(elements, (uint64_t)t->shape[i], &elements) || elements >> 62)
+            return mlai_fail(diag, MLA_ERROR_SHAPE,
+                             "%s has more than 2^62 elements: shape[%d] is %lld", name, i,
+                             (long long)t->shape[i]);
     }
     int32_t last = t->rank - 1;
     if (t->shape[last] > 1 && t->stride[last] != 1)

@@ -7,8 +7,8 @@
  *   byte of (layer l, slot s) = base + l * layer_stride + (s / PS) * page_stride
  *                             + (s % PS) * row_stride
  *
- * All of it in 64 bits. Used by the files of this folder; src/backend uses the check of index
- * tensors.
+ * All of it in 64 bits. Used by the files of this folder; src/backend uses what stands last, the
+ * checks of index tensors and request tables.
  */
 #ifndef MLAI_CACHE_H
 #define MLAI_CACHE_H
@@ -21,7 +21,7 @@ struct mla_kv_pool {
     mla_kv_pool_config config; /* defaults filled in */
     uint64_t row_bytes;
     uint8_t *base; /* of layer 0, page 0 */
-    void *owned; /* what to free, NULL for a caller's memory */
+    void *owned;   /* what to free, NULL for a caller's memory */
 };
 
 static inline int64_t mlai_kv_pool_slots(const mla_kv_pool *pool)
@@ -45,5 +45,17 @@ int64_t mlai_page_allocator_num_pages(const mla_page_allocator *allocator);
 /* A rank-1 host tensor of i32 or i64 (as `formats` says) with at least `least` entries. */
 mla_status mlai_check_host_indices(const mla_tensor *t, const char *name, uint32_t formats,
                                    int64_t least, mla_diag *diag);
+
+/* req_to_page, and that the first n of req_pool_indices (checked before) name rows of it. */
+mla_status mlai_check_request_rows(const mla_tensor *req_to_page,
+                                   const mla_tensor *req_pool_indices, int64_t n, mla_diag *diag);
+
+/* The pages of the request at place i. */
+static inline const int32_t *mlai_request_pages(const mla_tensor *req_to_page,
+                                                const mla_tensor *req_pool_indices, int64_t i)
+{
+    return (const int32_t *)req_to_page->data +
+           mlai_index_at(req_pool_indices, i) * req_to_page->stride[0];
+}
 
 #endif

@@ -15,7 +15,7 @@ struct mla_page_allocator {
     int64_t first_word;
     int64_t n_words;
     uint64_t *free_bits; /* bit id & 63 of word id >> 6 */
-    int32_t *refs; /* [num_pages + 1] */
+    int32_t *refs;       /* [num_pages + 1] */
 };
 
 mla_status mla_page_allocator_create(int64_t num_pages, mla_page_allocator **out, mla_diag *diag)

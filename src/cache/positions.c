@@ -9,33 +9,22 @@
  */
 #include "cache/cache.h"
 
-static mla_status check_table(const mla_tensor *table, mla_diag *diag)
+mla_status mlai_check_request_rows(const mla_tensor *req_to_page,
+                                   const mla_tensor *req_pool_indices, int64_t n, mla_diag *diag)
 {
-    MLAI_TRY(mlai_check_tensor(table, "req_to_page", MLAI_F(I32), 2, 2, true, diag));
-    if (table->device_type != MLA_DEVICE_CPU)
+    MLAI_TRY(mlai_check_tensor(req_to_page, "req_to_page", MLAI_F(I32), 2, 2, true, diag));
+    if (req_to_page->device_type != MLA_DEVICE_CPU)
         return mlai_fail(diag, MLA_ERROR_DEVICE,
                          "req_to_page is on device_type %d: it is read on the host",
-                         table->device_type);
-    return MLA_OK;
-}
-
-static mla_status check_rows(const mla_tensor *table, const mla_tensor *req_pool_indices, int64_t n,
-                             mla_diag *diag)
-{
+                         req_to_page->device_type);
     for (int64_t i = 0; i < n; i++) {
         int64_t row = mlai_index_at(req_pool_indices, i);
-        if (row < 0 || row >= table->shape[0])
+        if (row < 0 || row >= req_to_page->shape[0])
             return mlai_fail(diag, MLA_ERROR_CAPACITY,
                              "req_pool_indices[%lld] is %lld: req_to_page has rows 0 to %lld",
-                             (long long)i, (long long)row, (long long)(table->shape[0] - 1));
+                             (long long)i, (long long)row, (long long)(req_to_page->shape[0] - 1));
     }
     return MLA_OK;
-}
-
-static const int32_t *table_row(const mla_tensor *table, const mla_tensor *req_pool_indices,
-                                int64_t i)
-{
-    return (const int32_t *)table->data + mlai_index_at(req_pool_indices, i) * table->stride[0];
 }
 
 static mla_status check_output(const mla_tensor *t, const char *name, uint32_t formats, int64_t n,
@@ -69,7 +58,7 @@ static mla_status check_request(const mla_tensor *table, const mla_tensor *req_p
                          "req_to_page has %lld columns",
                          (long long)i, (long long)(first + count - 1), (long long)last_column,
                          (long long)page_size, (long long)table->shape[1]);
-    const int32_t *row = table_row(table, req_pool_indices, i);
+    const int32_t *row = mlai_request_pages(table, req_pool_indices, i);
     for (int64_t column = first / page_size; column <= last_column; column++)
         if (row[column] < 0 || (row[column] + INT64_C(1)) * page_size - 1 > slot_limit)
             return mlai_fail(diag, MLA_ERROR_CAPACITY,
@@ -85,7 +74,6 @@ mla_status mla_positions_and_slots(mla_tensor req_to_page, mla_tensor req_pool_i
                                    mla_tensor positions, mla_tensor slots, mla_tensor seq_lens,
                                    mla_diag *diag)
 {
-    MLAI_TRY(check_table(&req_to_page, diag));
     MLAI_TRY(mlai_check_host_indices(&req_pool_indices, "req_pool_indices", MLAI_INDICES, 0, diag));
     int64_t n = req_pool_indices.shape[0];
     MLAI_TRY(mlai_check_host_indices(&cached_lens, "cached_lens", MLAI_F(I32), 0, diag));
@@ -95,7 +83,7 @@ mla_status mla_positions_and_slots(mla_tensor req_to_page, mla_tensor req_pool_i
     if (page_size < 1)
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "page_size %d: at least 1 token is needed",
                          page_size);
-    MLAI_TRY(check_rows(&req_to_page, &req_pool_indices, n, diag));
+    MLAI_TRY(mlai_check_request_rows(&req_to_page, &req_pool_indices, n, diag));
 
     /* Slots that are not asked for need not fit anything. */
     int64_t slot_limit =
@@ -120,7 +108,7 @@ mla_status mla_positions_and_slots(mla_tensor req_to_page, mla_tensor req_pool_i
     int64_t t = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t cached = mlai_index_at(&cached_lens, i), fresh = mlai_index_at(&new_lens, i);
-        const int32_t *row = table_row(&req_to_page, &req_pool_indices, i);
+        const int32_t *row = mlai_request_pages(&req_to_page, &req_pool_indices, i);
         for (int64_t p = cached; p < cached + fresh; p++, t++) {
             if (mlai_present(&positions))
                 store_index(&positions, t, p);
@@ -136,7 +124,6 @@ mla_status mla_positions_and_slots(mla_tensor req_to_page, mla_tensor req_pool_i
 mla_status mla_build_page_table(mla_tensor req_to_page, mla_tensor req_pool_indices, mla_tensor out,
                                 mla_diag *diag)
 {
-    MLAI_TRY(check_table(&req_to_page, diag));
     MLAI_TRY(mlai_check_tensor(&out, "out", MLAI_F(I32), 2, 2, true, diag));
     if (out.device_type != MLA_DEVICE_CPU)
         return mlai_fail(diag, MLA_ERROR_DEVICE, "out is on device_type %d: it is filled here",
@@ -145,12 +132,12 @@ mla_status mla_build_page_table(mla_tensor req_to_page, mla_tensor req_pool_indi
     MLAI_TRY(mlai_check_host_indices(&req_pool_indices, "req_pool_indices", MLAI_INDICES, 0, diag));
     MLAI_TRY(
         mlai_check_extent(&req_pool_indices, "req_pool_indices", 0, n, "the rows of out", diag));
-    MLAI_TRY(check_rows(&req_to_page, &req_pool_indices, n, diag));
+    MLAI_TRY(mlai_check_request_rows(&req_to_page, &req_pool_indices, n, diag));
     int64_t columns = mlai_min_i64(width, req_to_page.shape[1]);
     for (int64_t i = 0; i < n; i++) {
         int32_t *row = (int32_t *)out.data + i * out.stride[0];
         if (columns > 0)
-            memcpy(row, table_row(&req_to_page, &req_pool_indices, i),
+            memcpy(row, mlai_request_pages(&req_to_page, &req_pool_indices, i),
                    (size_t)columns * sizeof *row);
         if (width > columns)
             memset(row + columns, 0, (size_t)(width - columns) * sizeof *row);

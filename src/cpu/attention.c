@@ -1,10 +1,12 @@
 /*
  * The rows' functions of the CPU attention solutions: what each takes, needs and costs.
  *
- * Cost: the larger of arithmetic over the kernel's rate and bytes over the memory's rate, for the
- * capacity, plus the start of the threads. Rates are per thread, measured on 2-4 GHz servers; only
- * their order matters. Processors with AMX (Intel) start a bf16 dot product every other cycle, those
- * without (AMD Zen 4 and later) every cycle: there f32 arithmetic is the faster one.
+ * Cost, for the capacity: arithmetic over the kernel's rate, plus a time for each key that a block
+ * of rows visits (looking up, widening, interleaving), or bytes over the memory's rate if that is
+ * more, plus the start of the call. Rates are per thread, measured on 2 GHz Sapphire Rapids and 3.6
+ * GHz Zen 4; only their order matters. Processors with AMX (Intel) start a bf16 dot product every
+ * other cycle, those without (AMD Zen 4 and later) every cycle: on the former f32 arithmetic is
+ * faster.
  */
 #include "cpu/attention.h"
 #include "cpu/attention_kernel.h"
@@ -52,35 +54,44 @@ static uint64_t workspace(const mlai_attention_kernel *kernel, const mla_problem
                                          : mlai_drive_decode_bytes(kernel, problem, exec);
 }
 
+/* GFLOP/s of a thread; nanoseconds of a key beside its products: read in place, or widened. */
+typedef struct rate {
+    double gflops;
+    double key_ns;
+    double widened_key_ns;
+    int32_t own_format; /* of keys that are read in place */
+    bool wastes_lanes;  /* few heads cost what a vector of heads does */
+} rate;
+
 static double cost_us(const mlai_attention_kernel *kernel, const mla_problem *problem,
-                      const mla_exec *exec, double gflops)
+                      const mla_exec *exec, rate speed)
 {
-    bool is_prefill = problem->op == MLA_OP_PREFILL;
-    double lanes = kernel->lanes, heads = problem->num_heads, bytes, pairs;
+    double heads = problem->num_heads, batch = (double)problem->batch, width, rows, pairs, bytes;
+    double kv_len = (double)problem->max_kv_len;
     double kv_bytes = mla_format_bytes(problem->kv_format);
-    double width;
-    if (is_prefill) {
+    if (problem->op == MLA_OP_PREFILL) {
         width = (double)problem->qk_head_dim + problem->v_head_dim;
-        pairs = (double)problem->tokens * heads * (double)problem->max_kv_len;
-        pairs *= problem->is_causal ? 0.5 : 1.0;
-        bytes = (double)problem->batch * (double)problem->max_kv_len * problem->num_kv_heads *
-                width * kv_bytes;
+        pairs = (double)problem->tokens * heads * kv_len * (problem->is_causal ? 0.5 : 1.0);
+        rows = MLAI_BLOCK_ROWS;
+        bytes = batch * kv_len * problem->num_kv_heads * width * kv_bytes;
     } else {
+        int32_t lanes = kernel->lanes;
         width = 2.0 * problem->kv_lora_rank + problem->qk_rope_head_dim;
-        double q_len = (double)problem->tokens / (double)(problem->batch > 0 ? problem->batch : 1);
-        double rows = q_len * heads;
-        /* A vector of rows costs the same whether its lanes are used or not. */
-        rows = (double)(int64_t)((rows + lanes - 1) / lanes) * lanes;
-        pairs = (double)problem->batch * rows * (double)problem->max_kv_len;
-        double row_bytes =
-            problem->kv_format == MLA_FORMAT_DS656
-                ? MLA_DS656_ROW_BYTES
-                : ((double)problem->kv_lora_rank + problem->qk_rope_head_dim) * kv_bytes;
-        bytes = (double)problem->batch * (double)problem->max_kv_len * row_bytes;
+        rows = (double)problem->tokens / (double)mlai_max_i64(problem->batch, 1) * heads;
+        if (speed.wastes_lanes || problem->num_heads > MLAI_NARROW_HEADS)
+            rows = (double)(((int64_t)rows + lanes - 1) / lanes * lanes);
+        pairs = batch * rows * kv_len;
+        bytes = problem->kv_format == MLA_FORMAT_DS656 ? MLA_DS656_ROW_BYTES
+                                                       : (width - problem->kv_lora_rank) * kv_bytes;
+        bytes *= batch * kv_len;
     }
-    double arithmetic_us = 2.0 * pairs * width / (gflops * 1e3 * exec->n_threads);
+    double visits = pairs / (rows < MLAI_BLOCK_ROWS ? (rows > 1.0 ? rows : 1.0) : MLAI_BLOCK_ROWS);
+    bool in_place = problem->kv_format == speed.own_format;
+    double work_us = 2.0 * pairs * width / (speed.gflops * 1e3) +
+                     visits * (in_place ? speed.key_ns : speed.widened_key_ns) * 1e-3;
     double memory_us = bytes / (memory_gbps * 1e3);
-    return CALL_US + (arithmetic_us > memory_us ? arithmetic_us : memory_us);
+    work_us /= exec->n_threads;
+    return CALL_US + (work_us > memory_us ? work_us : memory_us);
 }
 
 #define EVERY_Q (MLAI_FLOATS | MLAI_FP8)
@@ -88,7 +99,7 @@ static double cost_us(const mlai_attention_kernel *kernel, const mla_problem *pr
 #define BF16_Q (MLAI_F(BF16) | MLAI_FP8)
 #define BF16_KV (BF16_Q | MLAI_F(DS656))
 
-#define DEFINE_ROW(stem, kernel, q_formats, kv_formats, gflops)                                    \
+#define DEFINE_ROW(stem, kernel, q_formats, kv_formats, ...)                                       \
     int32_t mlai_attention_accepts_##stem(const mla_problem *problem, char *why,                   \
                                           uint64_t why_bytes)                                      \
     {                                                                                              \
@@ -100,7 +111,7 @@ static double cost_us(const mlai_attention_kernel *kernel, const mla_problem *pr
     }                                                                                              \
     double mlai_attention_cost_##stem(const mla_problem *problem, const mla_exec *exec)            \
     {                                                                                              \
-        return cost_us(&kernel, problem, exec, gflops);                                            \
+        return cost_us(&kernel, problem, exec, (rate){__VA_ARGS__});                               \
     }                                                                                              \
     mla_status mlai_attention_run_##stem(const mla_exec *exec, const mla_problem *problem,         \
                                          const void *params, mla_diag *diag)                       \
@@ -110,13 +121,18 @@ static double cost_us(const mlai_attention_kernel *kernel, const mla_problem *pr
         return mlai_drive_decode(&kernel, exec, problem, params, diag);                            \
     }
 
-DEFINE_ROW(c, mlai_attention_f32_c, EVERY_Q, EVERY_KV, 10.0)
+/* GFLOP/s, key_ns, widened_key_ns, own_format, wastes_lanes */
+DEFINE_ROW(c, mlai_attention_f32_c, EVERY_Q, EVERY_KV, 12.0, 100, 1000, MLA_FORMAT_F32, false)
 #if defined(MLAI_WITH_X86_FAMILIES)
-DEFINE_ROW(avx2, mlai_attention_f32_avx2, EVERY_Q, EVERY_KV, 60.0)
-DEFINE_ROW(avx512, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 100.0)
-DEFINE_ROW(avx512_bf16, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 100.0)
+DEFINE_ROW(avx2, mlai_attention_f32_avx2, EVERY_Q, EVERY_KV, 62.0, 60, 150, MLA_FORMAT_F32, false)
+DEFINE_ROW(avx512, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 105.0, 40, 130, MLA_FORMAT_F32,
+           false)
+DEFINE_ROW(avx512_bf16, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 105.0, 40, 130,
+           MLA_FORMAT_F32, false)
 DEFINE_ROW(bf16_avx512_bf16, mlai_attention_bf16_avx512_bf16, BF16_Q, BF16_KV,
-           (exec->cpu_features & MLA_CPU_AMX_BF16 ? 70.0 : 210.0))
-DEFINE_ROW(amx_bf16, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 100.0)
-DEFINE_ROW(bf16_amx_bf16, mlai_attention_bf16_amx_bf16, BF16_Q, BF16_KV, 700.0)
+           (exec->cpu_features & MLA_CPU_AMX_BF16 ? 72.0 : 210.0), 30, 60, MLA_FORMAT_BF16, false)
+DEFINE_ROW(amx_bf16, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 105.0, 40, 130, MLA_FORMAT_F32,
+           false)
+DEFINE_ROW(bf16_amx_bf16, mlai_attention_bf16_amx_bf16, BF16_Q, BF16_KV, 900.0, 100, 140,
+           MLA_FORMAT_BF16, true)
 #endif

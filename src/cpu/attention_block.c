@@ -62,8 +62,7 @@ void mlai_block_memory_start(mlai_block_memory *memory, const mlai_attention_sha
     memset(memory->values, 0, MLAI_UNIT_POINTERS * sizeof(void *));
 }
 
-/* ---- values that are not finite ----------------------------------------------------------------
- */
+/* ---- values that are not finite ------------------------------------------------------------- */
 
 static bool is_finite_u8(const uint8_t *x, int64_t n, uint8_t top)
 {

@@ -101,8 +101,7 @@ extern const mlai_attention_kernel mlai_attention_bf16_avx512_bf16;
 extern const mlai_attention_kernel mlai_attention_bf16_amx_bf16;
 #endif
 
-/* ---- drivers ------------------------------------------------------------------------------------
- */
+/* ---- drivers -------------------------------------------------------------------------------- */
 
 /* Decode, verify and extend over a paged latent cache, see decode.c. */
 uint64_t mlai_drive_decode_bytes(const mlai_attention_kernel *kernel, const mla_problem *problem,

@@ -5,10 +5,10 @@
 #include "cpu/attention_plan.h"
 
 enum {
-    KEY_ROWS = 6, /* cost of a key beside its rows (interleave, conversion), in rows */
-    ROW_KEYS = 64, /* cost of a row beside its keys (packing, writing), in keys */
+    KEY_ROWS = 6,         /* cost of a key beside its rows (interleave, conversion), in rows */
+    ROW_KEYS = 64,        /* cost of a row beside its keys (packing, writing), in keys */
     MIN_TASK_COST = 2048, /* row-keys below which a thread does not pay */
-    SNAP_SHARE = 32 /* a cut moves to a segment's start when that costs 1 / 32 of a share */
+    SNAP_SHARE = 32       /* a cut moves to a segment's start when that costs 1 / 32 of a share */
 };
 
 static int64_t unit_cost(int32_t n_rows, int32_t lanes)
@@ -71,10 +71,10 @@ int32_t mlai_plan_make(const mlai_plan_source *source, int32_t max_tasks, mlai_p
 }
 
 /*
- * A range that starts inside a block keeps at most 7 units, the block's segments and a last one begun.
- * Nor can it keep more rows of triples than it has row-units, which is its share of the call plus the
- * rounding of both cuts (half a unit each, or a share's 1 / SNAP_SHARE); a call too small for
- * max_tasks has shares below 2 * MIN_TASK_COST.
+ * A range that starts inside a block keeps at most 7 units, the block's segments and a last one
+ * begun. Nor can it keep more rows of triples than it has row-units, which is its share of the call
+ * plus the rounding of both cuts (half a unit each, or a share's 1 / SNAP_SHARE); a call too small
+ * for max_tasks has shares below 2 * MIN_TASK_COST.
  */
 uint64_t mlai_plan_partial_rows(int64_t max_blocks, int32_t block_rows, int64_t max_keys,
                                 int32_t max_tasks)

@@ -1,9 +1,10 @@
 /*
  * The plan of a decode call: which task runs which units of which block.
  *
- * The work is one line: request after request, block of rows after block, unit after unit. It is cut
- * into n_tasks contiguous ranges of equal cost (rows x keys); a cut may fall between any two units of
- * a block. Bits do not depend on cuts: attention_block.h gives the tree that every cut leaves whole.
+ * The work is one line: request after request, block of rows after block, unit after unit. It is
+ * cut into n_tasks contiguous ranges of equal cost (rows x keys); a cut may fall between any two
+ * units of a block. Bits do not depend on cuts: attention_block.h gives the tree that every cut
+ * leaves whole.
  *
  *   request 0      request 1                              request 2
  *   [b0: u0 u1]    [b0: u0 u1 u2 u3 u4 u5 u6 u7 | u8]     [b0: u0]

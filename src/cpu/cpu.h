@@ -29,7 +29,8 @@ void mlai_thread_pool_run(void *pool, int32_t n_tasks, mla_task fn, void *arg);
  * scratch of `task`; items come in chunks of `grain`.
  */
 typedef void (*mlai_item_fn)(void *arg, int32_t task, int64_t first, int64_t end);
-void mlai_for_items(const mla_exec *exec, int64_t n_items, int64_t grain, mlai_item_fn fn, void *arg);
+void mlai_for_items(const mla_exec *exec, int64_t n_items, int64_t grain, mlai_item_fn fn,
+                    void *arg);
 
 /* Families' tables, one a file under src/cpu/. */
 extern const mla_solution mlai_rows_c[];

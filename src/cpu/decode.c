@@ -1,10 +1,11 @@
 /*
  * Driver of decode, verify and extend over the paged latent cache:
- *   out[b, j, h] = sum_k softmax_k(scale q[b, j, h] . row_k) row_k[:R],  k below the bound of (b, j).
+ *   out[b, j, h] = sum_k softmax_k(scale q[b, j, h] . row_k) row_k[:R],  k below the bound of (b,
+ * j).
  *
  * All query tokens and heads of a request are rows of the same keys, in blocks of up to
- * MLAI_BLOCK_ROWS rows, token-major; a unit of keys is looked up, converted and interleaved once for
- * a block. The plan (attention_plan.h) gives each task a contiguous range of units.
+ * MLAI_BLOCK_ROWS rows, token-major; a unit of keys is looked up, converted and interleaved once
+ * for a block. The plan (attention_plan.h) gives each task a contiguous range of units.
  *
  *   run 1: each task computes its range. Blocks that lie in one range are finished on the spot.
  *   run 2: blocks that were cut: the pieces of the tasks fold in key order, rows shared over tasks.
@@ -30,13 +31,13 @@ typedef struct decode_job {
     /* the plan and the memory */
     int32_t n_tasks;
     mlai_plan_position *cuts; /* [max tasks + 1] */
-    mlai_progress *states; /* [max tasks] what a task leaves of a block that goes on */
-    char *tasks; /* [max tasks][task_bytes] */
+    mlai_progress *states;    /* [max tasks] what a task leaves of a block that goes on */
+    char *tasks;              /* [max tasks][task_bytes] */
     uint64_t task_bytes;
     uint64_t memory_bytes; /* of them block memory, the rest partial triples */
 } decode_job;
 
-/* ---- requests, rows and bounds ---------------------------------------------------------------- */
+/* ---- requests, rows and bounds -------------------------------------------------------------- */
 
 static int64_t i32_at(const mla_tensor *t, int64_t i)
 {
@@ -56,8 +57,8 @@ static int64_t q_len_of(const decode_job *job, int64_t request)
                                     i32_at(&job->params->cu_seqlens_q, request);
 }
 
-/* Element offset of (request, token j, head) in a tensor whose leading dims are [B, q_len, H] when it
- * has `uniform_rank` dims and [T, H] otherwise. */
+/* Element offset of (request, token j, head) in a tensor whose leading dims are [B, q_len, H] when
+ * it has `uniform_rank` dims and [T, H] otherwise. */
 static int64_t row_offset(const decode_job *job, const mla_tensor *t, int32_t uniform_rank,
                           int64_t request, int64_t j, int64_t head)
 {
@@ -111,7 +112,7 @@ static void block_extent(const void *user, int64_t request, int64_t block, int32
     *max_bound = bound_of(job, request, (end - 1) / job->heads);
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 static mlai_attention_shape shape_of(const mla_problem *problem)
 {
@@ -183,7 +184,7 @@ static mlai_triple partial_triple(const decode_job *job, int32_t task, int64_t i
     return t;
 }
 
-/* ---- one block -------------------------------------------------------------------------------- */
+/* ---- one block ------------------------------------------------------------------------------ */
 
 typedef struct cursor {
     int64_t request;
@@ -333,7 +334,7 @@ static void write_rows(const decode_job *job, const cursor *c, const mlai_triple
     }
 }
 
-/* ---- run 1: ranges ---------------------------------------------------------------------------- */
+/* ---- run 1: ranges -------------------------------------------------------------------------- */
 
 /* Units 0..end-1 of a block that this task starts: folds everything in place. */
 static void run_from_start(const decode_job *job, cursor *c, int64_t end, int64_t n_units,
@@ -393,7 +394,7 @@ static void run_range(void *arg, int32_t task)
     }
 }
 
-/* ---- run 2: blocks that were cut -------------------------------------------------------------- */
+/* ---- run 2: blocks that were cut ------------------------------------------------------------ */
 
 /* The triples of task `task` (units begin..end-1) onto what the earlier ones left. */
 static void fold_pieces(const decode_job *job, mlai_progress *state, int32_t task, int32_t n_rows,
@@ -442,7 +443,7 @@ static void merge_slice(void *arg, int32_t slice)
     }
 }
 
-/* ---- entry ------------------------------------------------------------------------------------ */
+/* ---- entry ---------------------------------------------------------------------------------- */
 
 mla_status mlai_drive_decode(const mlai_attention_kernel *kernel, const mla_exec *exec,
                              const mla_problem *problem, const mla_decode_params *params,

@@ -3,10 +3,10 @@
  *   out[i, h] = sum_j softmax_j(scale q[i, h] . k[j, h / G]) v[j, h / G],  G = H / Hk,
  * over all keys of the request, or causally (bottom-right) over j <= i + max(kv_len - q_len, 0).
  *
- * Rows of a block are query tokens times the G heads that share a key head, token-major, so bounds do
- * not fall along a block; a block's units end at its last row's bound and groups of rows inside the
- * kernel end at their own. Items (request, key head, block) are drawn from one counter, the longest
- * first: requests by their key length, blocks from the last to the first.
+ * Rows of a block are query tokens times the G heads that share a key head, token-major, so bounds
+ * do not fall along a block; a block's units end at its last row's bound and groups of rows inside
+ * the kernel end at their own. Items (request, key head, block) are drawn from one counter, the
+ * longest first: requests by their key length, blocks from the last to the first.
  *
  * Workspace: order and first item of each request | per task: mlai_block_memory.
  * Cumulative lengths are trusted: src/ops has checked them.
@@ -24,7 +24,7 @@ typedef struct prefill_job {
     int64_t o_stride;
     int64_t q_bytes; /* of one element */
     int64_t kv_bytes;
-    int64_t *order; /* [n_requests] by falling key length */
+    int64_t *order;      /* [n_requests] by falling key length */
     int64_t *first_item; /* [n_requests + 1], in that order */
     char *tasks;
     uint64_t task_bytes;
@@ -52,7 +52,7 @@ static int64_t blocks_of(const prefill_job *job, int64_t request)
     return mlai_ceil_div(q_len_of(job, request) * job->group, job->block_rows);
 }
 
-/* ---- memory and order ------------------------------------------------------------------------- */
+/* ---- memory and order ----------------------------------------------------------------------- */
 
 static mlai_attention_shape shape_of(const mla_problem *problem)
 {
@@ -116,7 +116,7 @@ static void order_requests(prefill_job *job)
             job->first_item[i] + blocks_of(job, job->order[i]) * job->key_heads;
 }
 
-/* ---- one block -------------------------------------------------------------------------------- */
+/* ---- one block ------------------------------------------------------------------------------ */
 
 typedef struct cursor {
     int64_t request;
@@ -241,7 +241,7 @@ static void run_items(void *arg, int32_t task, int64_t first, int64_t end)
     }
 }
 
-/* ---- entry ------------------------------------------------------------------------------------ */
+/* ---- entry ---------------------------------------------------------------------------------- */
 
 mla_status mlai_drive_prefill(const mlai_attention_kernel *kernel, const mla_exec *exec,
                               const mla_problem *problem, const mla_prefill_params *params,

@@ -15,4 +15,5 @@ const mla_solution mlai_rows_avx512_bf16[] = {
     MLAI_ELEMENTWISE_ROWS(avx512_bf16)
 };
 /* clang-format on */
-const int32_t mlai_n_rows_avx512_bf16 = sizeof mlai_rows_avx512_bf16 / sizeof mlai_rows_avx512_bf16[0];
+const int32_t mlai_n_rows_avx512_bf16 =
+    sizeof mlai_rows_avx512_bf16 / sizeof mlai_rows_avx512_bf16[0];

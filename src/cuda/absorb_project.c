@@ -1,10 +1,11 @@
 /*
  * Launchers of the small products of the absorbed path (kernels/absorb_project.cu): absorb_query
- * and project_value are one thing, out[t, h] = x[t, h] w[h]. 16-bit operands of one format whose bases,
- * strides and contiguous dimensions are multiples of 16 bytes go to the tensor cores, others to FMA.
+ * and project_value are one thing, out[t, h] = x[t, h] w[h]. 16-bit operands of one format whose
+ * bases, strides and contiguous dimensions are multiples of 16 bytes go to the tensor cores, others
+ * to FMA.
  */
-#include "cuda/cuda.h"
 #include "cuda/kernels/absorb_project.h"
+#include "cuda/cuda.h"
 #include "cuda/portable.h"
 
 enum { MAX_GRID = 1 << 30 };
@@ -13,9 +14,10 @@ enum { MAX_GRID = 1 << 30 };
 double mlai_cuda_product_cost_us(const mla_problem *problem, const mla_exec *exec)
 {
     (void)exec;
-    const double depth = problem->op == MLA_OP_ABSORB ? problem->qk_nope_head_dim
-                                                      : problem->kv_lora_rank;
-    const double columns = problem->op == MLA_OP_ABSORB ? problem->kv_lora_rank : problem->v_head_dim;
+    const double depth =
+        problem->op == MLA_OP_ABSORB ? problem->qk_nope_head_dim : problem->kv_lora_rank;
+    const double columns =
+        problem->op == MLA_OP_ABSORB ? problem->kv_lora_rank : problem->v_head_dim;
     const double values = depth * columns * problem->num_heads;
     const bool is_f32 = problem->kv_format == MLA_FORMAT_F32 || problem->q_format == MLA_FORMAT_F32;
     return 4.0 + values * mla_format_bytes(problem->kv_format) / 2e6 +
@@ -38,7 +40,8 @@ static mlai_product_rows rows_of(const mla_tensor *t)
 static bool is_weight_aligned(const mla_tensor *w, bool is_dot)
 {
     const int64_t other = w->stride[is_dot ? 2 : 1], along = w->shape[is_dot ? 1 : 2];
-    return (uintptr_t)w->data % 16 == 0 && w->stride[0] % 8 == 0 && other % 8 == 0 && along % 8 == 0;
+    return (uintptr_t)w->data % 16 == 0 && w->stride[0] % 8 == 0 && other % 8 == 0 &&
+           along % 8 == 0;
 }
 
 static mla_status run_product(const mla_exec *exec, const mla_tensor *x, const mla_tensor *w,
@@ -70,13 +73,14 @@ static mla_status run_product(const mla_exec *exec, const mla_tensor *x, const m
     };
     if (__builtin_mul_overflow(own.token_tiles, (int64_t)own.column_tiles, &own.items) ||
         __builtin_mul_overflow(own.items, x->shape[1], &own.items))
-        return mlai_fail(diag, MLA_ERROR_CAPACITY,
-                         "%lld tokens of %lld heads are more work than a call counts; split the call",
-                         (long long)x->shape[0], (long long)x->shape[1]);
+        return mlai_fail(
+            diag, MLA_ERROR_CAPACITY,
+            "%lld tokens of %lld heads are more work than a call counts; split the call",
+            (long long)x->shape[0], (long long)x->shape[1]);
     if (own.items == 0)
         return MLA_OK;
-    const char *name = !fast    ? "mla_product_f32"
-                       : is_dot ? is_bf16 ? "mla_product_bf16_dots" : "mla_product_f16_dots"
+    const char *name = !fast     ? "mla_product_f32"
+                       : is_dot  ? is_bf16 ? "mla_product_bf16_dots" : "mla_product_f16_dots"
                        : is_bf16 ? "mla_product_bf16_rows"
                                  : "mla_product_f16_rows";
     const uint32_t smem_bytes = fast ? MLAI_PRODUCT_SMEM_BYTES : 0;

@@ -1,6 +1,6 @@
 /*
- * Launcher of the portable decode and extend kernels (kernels/decode_portable.cu): which kernel, how
- * much shared memory, how many launches. Two kernels a launch, attention and merge; one launch
+ * Launcher of the portable decode and extend kernels (kernels/decode_portable.cu): which kernel,
+ * how much shared memory, how many launches. Two kernels a launch, attention and merge; one launch
  * unless the capacity holds more partial results than WINDOW_BYTES.
  *
  *   wide    64 rows: more than 16 rows a request or ragged queries, where shared memory has room
@@ -10,8 +10,8 @@
  * The choice depends on the call's formats, dims and own q_len and on the device, so a request has
  * the same bits whatever its batch. Workspace: first items [batch] i64 | partial results.
  */
-#include "cuda/cuda.h"
 #include "cuda/kernels/decode_portable.h"
+#include "cuda/cuda.h"
 #include "cuda/portable.h"
 
 enum { WINDOW_BYTES = 256 << 20, MAX_CAPACITY = 1 << 30, MERGE_BLOCKS_PER_SM = 16 };
@@ -55,9 +55,9 @@ static void plan_f32(decode_plan *plan, const mla_problem *problem)
     plan->latent_pad = (int32_t)mlai_align_up((uint64_t)problem->kv_lora_rank, 4);
     plan->rope_pad = (int32_t)mlai_align_up((uint64_t)problem->qk_rope_head_dim, 4);
     plan->row_stride = plan->latent_pad + plan->rope_pad + 4;
-    plan->smem_bytes = (uint32_t)(MLAI_DECODE_F32_ROWS + MLAI_DECODE_F32_KEYS) * 4 *
-                           (uint32_t)plan->row_stride +
-                       MLAI_DECODE_F32_SCRATCH_BYTES + MLAI_DECODE_TAIL_BYTES;
+    plan->smem_bytes =
+        (uint32_t)(MLAI_DECODE_F32_ROWS + MLAI_DECODE_F32_KEYS) * 4 * (uint32_t)plan->row_stride +
+        MLAI_DECODE_F32_SCRATCH_BYTES + MLAI_DECODE_TAIL_BYTES;
 }
 
 /* Rows of keys and queries in shared memory are multiples of 64 values: see mma_portable.cuh. */
@@ -68,8 +68,8 @@ static void plan_16_bit(decode_plan *plan, const mla_problem *problem, bool is_b
     plan->rope_pad = (int32_t)mlai_align_up((uint64_t)problem->qk_rope_head_dim, 16);
     plan->row_stride = (int32_t)mlai_align_up((uint64_t)(plan->latent_pad + plan->rope_pad), 64);
     const uint32_t row_bytes = 2 * (uint32_t)plan->row_stride;
-    const bool many_rows = problem->is_ragged ||
-                           problem->max_q_len * problem->num_heads > MLAI_DECODE_NARROW_ROWS;
+    const bool many_rows =
+        problem->is_ragged || problem->max_q_len * problem->num_heads > MLAI_DECODE_NARROW_ROWS;
     for (int32_t stages = 2; stages > 0 && many_rows; stages--) {
         const uint32_t bytes =
             (MLAI_DECODE_WIDE_ROWS + (uint32_t)stages * MLAI_DECODE_WIDE_KEYS) * row_bytes +
@@ -121,7 +121,8 @@ static int64_t items_of(const mla_problem *problem, const decode_plan *plan)
         __builtin_mul_overflow(problem->batch, mlai_ceil_div(rows, plan->block_rows), &blocks))
         return most;
     int64_t all_rows;
-    if (problem->is_ragged && !__builtin_mul_overflow(problem->tokens, problem->num_heads, &all_rows))
+    if (problem->is_ragged &&
+        !__builtin_mul_overflow(problem->tokens, problem->num_heads, &all_rows))
         blocks = mlai_min_i64(blocks, all_rows / plan->block_rows + problem->batch);
     const int64_t splits = mlai_max_i64(mlai_split_count(capacity_of(problem)), 1);
     return __builtin_mul_overflow(blocks, splits, &items) ? most : mlai_min_i64(items, most);
@@ -158,14 +159,15 @@ double mlai_cuda_decode_cost_us(const mla_problem *problem, const mla_exec *exec
     (void)exec;
     const double width = problem->kv_lora_rank + problem->qk_rope_head_dim;
     const double keys = (double)problem->max_kv_len;
-    const double bytes = (double)problem->batch * keys * width * mla_format_bytes(problem->kv_format);
-    const double flops = 2.0 * (double)problem->tokens * problem->num_heads * keys *
-                         (width + problem->kv_lora_rank);
+    const double bytes =
+        (double)problem->batch * keys * width * mla_format_bytes(problem->kv_format);
+    const double flops =
+        2.0 * (double)problem->tokens * problem->num_heads * keys * (width + problem->kv_lora_rank);
     const double rate = compute_format(problem) == MLA_FORMAT_F32 ? 1.2e7 : 2.5e8;
     return 14.0 + (bytes / 1.8e6 > flops / rate ? bytes / 1.8e6 : flops / rate);
 }
 
-/* ---- the kernel's struct ------------------------------------------------------------------------- */
+/* ---- the kernel's struct --------------------------------------------------------------------- */
 
 /* `head_dim` is the dimension of heads: 2 of [B, q_len, H, ..], 1 of [T, H, ..]. */
 static mlai_decode_rows rows_of(const mla_tensor *t, bool is_ragged)
@@ -180,7 +182,8 @@ static mlai_decode_rows rows_of(const mla_tensor *t, bool is_ragged)
     return rows;
 }
 
-static void set_operands(mlai_decode_portable_params *own, const mla_decode_params *p, bool is_ragged)
+static void set_operands(mlai_decode_portable_params *own, const mla_decode_params *p,
+                         bool is_ragged)
 {
     const int64_t q_bytes = mla_format_bytes(p->q.format), r = p->kv_lora_rank;
     own->q = rows_of(&p->q, is_ragged);
@@ -190,7 +193,8 @@ static void set_operands(mlai_decode_portable_params *own, const mla_decode_para
     own->out = rows_of(&p->out, is_ragged);
     own->lse = rows_of(&p->lse, is_ragged);
     const bool is_even = p->kv_lora_rank % 8 == 0 && p->qk_rope_head_dim % 8 == 0;
-    own->q_wide = is_even && mlai_cuda_is_aligned(&p->q, 16) && mlai_cuda_is_aligned(&p->q_rope, 16) &&
+    own->q_wide = is_even && mlai_cuda_is_aligned(&p->q, 16) &&
+                  mlai_cuda_is_aligned(&p->q_rope, 16) &&
                   (mlai_present(&p->q_rope) || r * q_bytes % 16 == 0);
     own->out_wide = mlai_cuda_is_aligned(&p->out, 16);
 }
@@ -286,10 +290,12 @@ mla_status mlai_cuda_decode(const mla_exec *exec, const mla_problem *problem, co
     CUkernel attend, merge;
     if (problem->batch == 0)
         return MLA_OK;
-    MLAI_TRY(mlai_cuda_kernel(device, "decode_portable", plan.kernel, plan.smem_bytes, &attend, diag));
+    MLAI_TRY(
+        mlai_cuda_kernel(device, "decode_portable", plan.kernel, plan.smem_bytes, &attend, diag));
     MLAI_TRY(mlai_cuda_kernel(device, "decode_portable", "mla_decode_merge", 0, &merge, diag));
     mlai_decode_portable_params own = params_of(params, problem, &plan, exec->workspace);
-    const int64_t items = items_of(problem, &plan), windows = mlai_ceil_div(items, plan.window_items);
+    const int64_t items = items_of(problem, &plan),
+                  windows = mlai_ceil_div(items, plan.window_items);
     const int64_t rows = (int64_t)own.max_q_len * own.heads;
     const int64_t resident = (int64_t)device->sm_count * plan.blocks_per_sm;
     const int64_t stripes =

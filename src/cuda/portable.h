@@ -1,8 +1,8 @@
 /*
  * The portable CUDA solutions of attention and of the small projections, for the table in
- * rows_cuda.c: decode_portable.c, prefill_portable.c, absorb_project.c. Launchers turn the validated
- * parameter struct into the kernel's own and launch on exec->stream: asynchronous, no allocation,
- * no synchronisation, fit for graph capture.
+ * rows_cuda.c: decode_portable.c, prefill_portable.c, absorb_project.c. Launchers turn the
+ * validated parameter struct into the kernel's own and launch on exec->stream: asynchronous, no
+ * allocation, no synchronisation, fit for graph capture.
  */
 #ifndef MLAI_CUDA_PORTABLE_H
 #define MLAI_CUDA_PORTABLE_H

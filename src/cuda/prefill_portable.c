@@ -1,10 +1,10 @@
 /*
- * Launcher of the portable prefill kernels (kernels/prefill_portable.cu): the kernel of the smallest
- * dims that hold L and V; f32 operands, q and k of different 16-bit formats and dims over 256 go to
- * the f32 kernel. One launch, a block an item where the grid allows it. No workspace.
+ * Launcher of the portable prefill kernels (kernels/prefill_portable.cu): the kernel of the
+ * smallest dims that hold L and V; f32 operands, q and k of different 16-bit formats and dims over
+ * 256 go to the f32 kernel. One launch, a block an item where the grid allows it. No workspace.
  */
-#include "cuda/cuda.h"
 #include "cuda/kernels/prefill_portable.h"
+#include "cuda/cuda.h"
 #include "cuda/portable.h"
 
 enum { MAX_GRID = 1 << 30 };
@@ -24,8 +24,8 @@ static bool is_fp8(int32_t format)
 static int32_t compute_format(const mla_problem *problem)
 {
     const int32_t q = problem->q_format, kv = problem->kv_format;
-    if (q == MLA_FORMAT_F32 || kv == MLA_FORMAT_F32 || problem->qk_head_dim > MLAI_PREFILL_MAX_DIM ||
-        problem->v_head_dim > MLAI_PREFILL_MAX_DIM)
+    if (q == MLA_FORMAT_F32 || kv == MLA_FORMAT_F32 ||
+        problem->qk_head_dim > MLAI_PREFILL_MAX_DIM || problem->v_head_dim > MLAI_PREFILL_MAX_DIM)
         return MLA_FORMAT_F32;
     if (is_fp8(q))
         return is_fp8(kv) ? MLA_FORMAT_BF16 : kv;
@@ -34,7 +34,8 @@ static int32_t compute_format(const mla_problem *problem)
 
 static prefill_plan plan_of(const mla_problem *problem)
 {
-    const int32_t format = compute_format(problem), qk = problem->qk_head_dim, v = problem->v_head_dim;
+    const int32_t format = compute_format(problem), qk = problem->qk_head_dim,
+                  v = problem->v_head_dim;
     const bool is_bf16 = format == MLA_FORMAT_BF16;
     if (format == MLA_FORMAT_F32)
         return (prefill_plan){"mla_prefill_f32", MLAI_PREFILL_F32_ROWS, 256,
@@ -128,8 +129,8 @@ mla_status mlai_cuda_prefill(const mla_exec *exec, const mla_problem *problem, c
         return MLA_OK;
     own.blocks_of_request = (int32_t)blocks;
     CUkernel kernel;
-    MLAI_TRY(mlai_cuda_kernel(exec->device, "prefill_portable", plan.kernel, plan.smem_bytes, &kernel,
-                              diag));
+    MLAI_TRY(mlai_cuda_kernel(exec->device, "prefill_portable", plan.kernel, plan.smem_bytes,
+                              &kernel, diag));
     const mlai_cuda_launch launch = {.grid = {(uint32_t)mlai_min_i64(own.items, MAX_GRID), 1, 1},
                                      .block = {(uint32_t)plan.threads, 1, 1},
                                      .smem_bytes = plan.smem_bytes};

@@ -29,7 +29,8 @@ static double row_cost_us(const mla_problem *problem, const mla_exec *exec)
     return 3.0 + (double)problem->tokens * heads * width * 4.0 / 2.5e6;
 }
 
-#define PORTABLE(constant, stem, formats_text, features_text, accepts_fn, bytes_fn, cost_fn, run_fn)   \
+#define PORTABLE(constant, stem, formats_text, features_text, accepts_fn, bytes_fn, cost_fn,       \
+                 run_fn)                                                                           \
     {.struct_size = sizeof(mla_solution),                                                          \
      .version = MLA_SOLUTION_VERSION,                                                              \
      .op = MLA_OP_##constant,                                                                      \
@@ -61,18 +62,19 @@ static double row_cost_us(const mla_problem *problem, const mla_exec *exec)
 
 const mla_solution mlai_rows_cuda[] = {
     DECODE(DECODE, decode,
-           "R to 512, R + P to 640, any heads, page size, q_len and strides, split cache, LSE, cap, "
-           "mask, key positions")
-    DECODE(EXTEND, extend,
-           "R to 512, R + P to 640, any heads, page size, q_len and strides, split cache, LSE, cap, "
-           "key positions")
-    PORTABLE(PREFILL, prefill, "q f32 bf16 f16 e4m3 e5m2; k and v f32 bf16 f16 e4m3 e5m2",
-             "L and V to 512 (fast to 192 and 128), any heads and groups, causal or not, LSE, cap",
-             mlai_cuda_prefill_accepts, no_workspace, mlai_cuda_prefill_cost_us, mlai_cuda_prefill)
-    PRODUCT(ABSORB, absorb, "q and w f32 bf16 f16; out f32 bf16 f16 e4m3 e5m2",
-            "any dims and strides, N or R contiguous")
-    PRODUCT(PROJECT, project, "latent and w f32 bf16 f16; out f32 bf16 f16",
-            "any dims and strides, R or V contiguous, gate")
-    MLAI_CUDA_ELEMENTWISE_OPS(ROW)};
+           "R to 512, R + P to 640, any heads, page size, q_len and strides, split cache, LSE, "
+           "cap, mask, key positions") DECODE(EXTEND, extend,
+                                              "R to 512, R + P to 640, any heads, page size, q_len "
+                                              "and strides, split cache, LSE, "
+                                              "cap, key positions")
+        PORTABLE(
+            PREFILL, prefill, "q f32 bf16 f16 e4m3 e5m2; k and v f32 bf16 f16 e4m3 e5m2",
+            "L and V to 512 (fast to 192 and 128), any heads and groups, causal or not, LSE, cap",
+            mlai_cuda_prefill_accepts, no_workspace, mlai_cuda_prefill_cost_us, mlai_cuda_prefill)
+            PRODUCT(ABSORB, absorb, "q and w f32 bf16 f16; out f32 bf16 f16 e4m3 e5m2",
+                    "any dims and strides, N or R contiguous")
+                PRODUCT(PROJECT, project, "latent and w f32 bf16 f16; out f32 bf16 f16",
+                        "any dims and strides, R or V contiguous, gate")
+                    MLAI_CUDA_ELEMENTWISE_OPS(ROW)};
 
 const int32_t mlai_n_rows_cuda = (int32_t)(sizeof mlai_rows_cuda / sizeof mlai_rows_cuda[0]);

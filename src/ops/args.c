@@ -53,8 +53,8 @@ static mla_status check_device(mlai_args *args, const mla_tensor *t, const char 
         return mlai_fail(args->diag, MLA_ERROR_DEVICE,
                          "%s has device_index %d; the CPU is 0 and CUDA devices count from 0", name,
                          t->device_index);
-    if (args->device_name == NULL) {
-        args->device_name = name;
+    if (args->device_name[0] == '\0') {
+        mlai_append(args->device_name, sizeof args->device_name, "%s", name);
         args->device_type = t->device_type;
         args->device_index = t->device_index;
         return MLA_OK;

@@ -4,11 +4,14 @@
  * Each operator is one file: take the struct, check it, normalise it, make its problem, check the
  * live values (CPU only, device memory is never read here), dispatch. Solutions get the normalised
  * struct and trust it. Normalised means:
- *   caches             rank 3: [pages, PS, D], [pages, PS, R] beside [pages, PS, P], [pages, PS,
- * 656] latent, rope, k_pe rank 2: [T, width]; a rope part of width 0 is absent q and out decode:
- * [B, q_len, H, x], or [T, H, x] when ragged x, out of rope     rank 3: [T, H, P]; out and gate of
- * project: [T, H, V] bounds             max_q_len, max_seqlen_q and max_seqlen_kv are filled and no
- * larger than the shapes allow key positions      absent unless they can change what is visible
+ *   caches              rank 3: [pages, PS, D], [pages, PS, R] beside [pages, PS, P], or
+ *                       [pages, PS, 656]
+ *   latent, rope, k_pe  rank 2: [T, width]; a rope part of width 0 is absent
+ *   q and out           decode: [B, q_len, H, x], or [T, H, x] when ragged
+ *   x, out of rope      rank 3: [T, H, P]; out and gate of project: [T, H, V]
+ *   bounds              max_q_len, max_seqlen_q and max_seqlen_kv are filled and no larger than
+ *                       the shapes allow
+ *   key positions       absent unless they can change what is visible
  */
 #ifndef MLAI_OPS_H
 #define MLAI_OPS_H
@@ -20,8 +23,8 @@
 /* What one call's checks carry along. The first tensor sets the device that all must be on. */
 typedef struct mlai_args {
     mla_diag *diag;
-    bool pointers; /* false: shapes and formats only, for mla_<op>_problem */
-    const char *device_name;
+    bool pointers;        /* false: shapes and formats only, for mla_<op>_problem */
+    char device_name[24]; /* of the first tensor; empty before it */
     int32_t device_type;
     int32_t device_index;
 } mlai_args;

@@ -35,10 +35,10 @@ static mla_status check_outputs(mlai_args *args, mla_project_value_params *own)
     }
     MLAI_TRY(mlai_arg_apart(args, out, "out", &own->latent, "latent"));
     MLAI_TRY(mlai_arg_apart(args, out, "out", &own->w_uv, "w_uv"));
-    MLAI_TRY(mlai_arg_apart(args, out, "out", gate, "gate"));
     if (!mlai_present(gate))
         return MLA_OK;
     MLAI_TRY(mlai_arg_tensor(args, gate, "gate", MLAI_FLOATS, 2, 2));
+    MLAI_TRY(mlai_arg_apart(args, out, "out", gate, "gate"));
     MLAI_TRY(mlai_arg_extent(args, gate, "gate", 0, tokens, "the tokens of latent"));
     return split_heads(args, gate, "gate", heads, width);
 }

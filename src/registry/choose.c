@@ -57,6 +57,10 @@ mla_status mlai_check_forced(const mla_context *ctx, const char *list, const cha
     const char *text;
     size_t length;
     const char *rest = list;
+    if (!next_name(&rest, &text, &length))
+        return mlai_fail(diag, MLA_ERROR_ARGUMENT, "%s has no name in it; name families or rows",
+                         whose);
+    rest = list;
     while (next_name(&rest, &text, &length)) {
         bool found = false;
         for (int32_t i = 0; i < ctx->n_rows && !found; i++)
@@ -160,6 +164,46 @@ static bool judge(const mla_context *ctx, const mla_solution *row, const mla_pro
     return false;
 }
 
+/* A workspace has at most some kilobytes for each of these rows: up to 2^48 it cannot wrap. */
+#define MAX_CAPACITY (INT64_C(1) << 48)
+
+/* Refuses numbers that no row could compute a workspace or a cost from. */
+static mla_status check_capacities(const mla_problem *p, mla_diag *diag)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } fields[] = {{"batch", p->batch},
+                  {"tokens", p->tokens},
+                  {"max_q_len", p->max_q_len},
+                  {"max_kv_len", p->max_kv_len},
+                  {"page_size", p->page_size},
+                  {"num_heads", p->num_heads},
+                  {"num_kv_heads", p->num_kv_heads},
+                  {"kv_lora_rank", p->kv_lora_rank},
+                  {"qk_rope_head_dim", p->qk_rope_head_dim},
+                  {"qk_nope_head_dim", p->qk_nope_head_dim},
+                  {"qk_head_dim", p->qk_head_dim},
+                  {"v_head_dim", p->v_head_dim}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (fields[i].value < 0)
+            return mlai_fail(diag, MLA_ERROR_ARGUMENT, "problem.%s is %lld; it must be 0 or more",
+                             fields[i].name, (long long)fields[i].value);
+        if (fields[i].value > MAX_CAPACITY)
+            return mlai_fail(diag, MLA_ERROR_CAPACITY,
+                             "problem.%s is %lld; workspaces are sized up to 2^48", fields[i].name,
+                             (long long)fields[i].value);
+    }
+    int64_t rows;
+    if (__builtin_mul_overflow(mlai_max_i64(p->batch, 1), mlai_max_i64(p->max_q_len, 1), &rows) ||
+        __builtin_mul_overflow(rows, mlai_max_i64(p->num_heads, 1), &rows) || rows > MAX_CAPACITY)
+        return mlai_fail(diag, MLA_ERROR_CAPACITY,
+                         "problem.batch %lld times max_q_len %lld and %d heads is over 2^48 rows; "
+                         "give smaller capacities",
+                         (long long)p->batch, (long long)p->max_q_len, p->num_heads);
+    return MLA_OK;
+}
+
 static mla_status check_problem(const mla_context *ctx, const mla_problem *problem,
                                 mla_problem *own, mla_diag *diag)
 {
@@ -169,13 +213,13 @@ static mla_status check_problem(const mla_context *ctx, const mla_problem *probl
     if (!strcmp(mla_op_name(own->op), "unknown"))
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "problem.op is %d, which is no operator",
                          own->op);
-    return MLA_OK;
+    return check_capacities(own, diag);
 }
 
 mla_status mlai_choose(const mla_context *ctx, const mla_problem *problem, const char *solution,
                        const mla_solution **row, mla_diag *diag)
 {
-    if (solution)
+    if (solution && solution[0])
         MLAI_TRY(mlai_check_forced(ctx, solution, "solution", diag));
     forced_name forced = {NULL, 0, false};
     bool is_forced = find_forced(ctx, solution, problem->op, &forced);
@@ -328,10 +372,16 @@ mla_status mla_explain(const mla_context *ctx, const mla_problem *problem, const
     if (n > room)
         return mlai_fail(diag, MLA_ERROR_CAPACITY, "there are %d verdicts and room for %d", n,
                          room);
+    for (int32_t i = 0; i < n; i++)
+        if (verdicts[i].struct_size != sizeof verdicts[i])
+            return mlai_fail(diag, MLA_ERROR_VERSION,
+                             "verdicts[%d].struct_size is %u; set each to sizeof(mla_verdict), %zu",
+                             i, verdicts[i].struct_size, sizeof verdicts[i]);
     const mla_solution *chosen;
-    mla_status status = mlai_choose(ctx, &own, solution, &chosen, diag);
+    mla_diag refusal; /* that no row takes the problem is an answer here, not an error */
+    mla_status status = mlai_choose(ctx, &own, solution, &chosen, &refusal);
     if (status != MLA_OK && status != MLA_ERROR_UNSUPPORTED)
-        return status;
+        return mlai_fail(diag, status, "%s", refusal.text);
     mla_exec exec = mlai_exec_make(ctx, &own, NULL);
     n = 0;
     for (int32_t i = 0; i < ctx->n_rows; i++) {
@@ -404,7 +454,7 @@ mla_status mla_context_add_solutions(mla_context *ctx, const mla_solution *rows,
 
 int32_t mla_solution_count(const mla_context *ctx)
 {
-    return ctx->n_rows;
+    return ctx ? ctx->n_rows : 0;
 }
 
 mla_status mla_solution_describe(const mla_context *ctx, int32_t index, mla_solution_info *info,

@@ -112,7 +112,7 @@ int32_t mla_context_device_count(const mla_context *ctx, int32_t device_type)
 {
     if (device_type == MLA_DEVICE_CPU)
         return 1;
-    if (!ctx->devices || device_type != ctx->runtime->device_type)
+    if (!ctx || !ctx->devices || device_type != ctx->runtime->device_type)
         return 0;
     return ctx->runtime->count(ctx->devices);
 }
@@ -121,7 +121,9 @@ const char *mla_context_device_reason(const mla_context *ctx, int32_t device_typ
 {
     if (device_type != MLA_DEVICE_CPU && device_type != MLA_DEVICE_CUDA)
         return "libmla does not know this type of device";
-    return device_type == MLA_DEVICE_CPU || ctx->devices ? "" : ctx->devices_why;
+    if (device_type == MLA_DEVICE_CPU || (ctx && ctx->devices))
+        return "";
+    return ctx ? ctx->devices_why : "there is no context";
 }
 
 mla_status mla_context_describe_device(const mla_context *ctx, int32_t device_type,
@@ -154,17 +156,18 @@ mla_status mla_context_describe_device(const mla_context *ctx, int32_t device_ty
 
 uint64_t mla_context_cpu_features(const mla_context *ctx)
 {
-    return ctx->cpu_features;
+    return ctx ? ctx->cpu_features : 0;
 }
 
 int32_t mla_context_n_threads(const mla_context *ctx)
 {
-    return ctx->n_threads;
+    return ctx ? ctx->n_threads : 0;
 }
 
 void mla_context_run(mla_context *ctx, int32_t n_tasks, mla_task fn, void *arg)
 {
-    ctx->run(ctx->run_user, n_tasks, fn, arg);
+    if (ctx && fn)
+        ctx->run(ctx->run_user, n_tasks, fn, arg);
 }
 
 mla_status mla_context_push_solution(mla_context *ctx, const char *solution, mla_diag *diag)

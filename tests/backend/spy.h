@@ -25,7 +25,7 @@ typedef struct spy_call {
     uint64_t workspace_bytes;
     int32_t n_tokens;
     int64_t bounds[SPY_MAX_TOKENS]; /* decode: keys seen by each token */
-    int32_t pages[SPY_MAX_TOKENS]; /* decode: first page of the token's request */
+    int32_t pages[SPY_MAX_TOKENS];  /* decode: first page of the token's request */
 } spy_call;
 
 typedef struct spy_log {

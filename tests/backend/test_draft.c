@@ -21,7 +21,7 @@ static const mla_layer plain_layer = MLA_LAYER_INIT;
 typedef struct engine {
     world *target;
     mla_backend *draft;
-    int32_t seq_lens[WORLD_REQUESTS]; /* the target's */
+    int32_t seq_lens[WORLD_REQUESTS];       /* the target's */
     int32_t draft_seq_lens[WORLD_REQUESTS]; /* the drafter's own, bumped in place */
 } engine;
 

@@ -207,11 +207,11 @@ static void test_windows(void **state)
     (void)state;
     check_windows(1024, (int32_t[]){256, 512, 768, 1023}, 4, 4);
     check_windows(1024, (int32_t[]){256, 512, 768, 1023}, 3, 3); /* win 341, not of 16 */
-    check_windows(1024, (int32_t[]){0, 0, 0}, 3, 0); /* nothing cached */
-    check_windows(1024, (int32_t[]){0, 513, 0, 1}, 4, 3); /* some of them */
-    check_windows(64, (int32_t[]){1000, 3}, 2, 32); /* one long, one short */
-    check_windows(4, (int32_t[]){5, 1, 2, 3}, 4, 5); /* one token a window */
-    check_windows(1000, (int32_t[]){1000}, 1, 1); /* exactly one window */
+    check_windows(1024, (int32_t[]){0, 0, 0}, 3, 0);             /* nothing cached */
+    check_windows(1024, (int32_t[]){0, 513, 0, 1}, 4, 3);        /* some of them */
+    check_windows(64, (int32_t[]){1000, 3}, 2, 32);              /* one long, one short */
+    check_windows(4, (int32_t[]){5, 1, 2, 3}, 4, 5);             /* one token a window */
+    check_windows(1000, (int32_t[]){1000}, 1, 1);                /* exactly one window */
     check_windows(999, (int32_t[]){1000}, 1, 2);
 }
 

@@ -50,11 +50,9 @@ def main():
               "LD_LIBRARY_PATH": library_folder}
 
         if shutil.which("pkg-config"):
-            # The description names the prefix of the configuration; the one at hand goes over it.
-            define = "--define-variable=prefix=" + prefix
             check(run("pkg-config", "--modversion", "libmla", environment=at).strip() == version,
                   "libmla.pc tells another version")
-            flags = run("pkg-config", define, "--cflags", "--libs", "libmla", environment=at).split()
+            flags = run("pkg-config", "--cflags", "--libs", "libmla", environment=at).split()
             program = os.path.join(folder, "engine")
             run(args.cc, "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", example, *flags,
                 "-o", program, environment=at)

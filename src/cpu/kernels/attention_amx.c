@@ -63,8 +63,7 @@ static uint64_t q_bytes(const mlai_attention_shape *shape, int32_t n_rows)
     return (uint64_t)tiles_up(n_rows) * (uint64_t)pairs_of(shape) * sizeof(uint32_t);
 }
 
-/* ---- scratch ----------------------------------------------------------------------------------
- */
+/* ---- scratch -------------------------------------------------------------------------------- */
 
 typedef struct scratch {
     float *scores;    /* [MLAI_UNIT_KEYS][GROUP] */
@@ -104,8 +103,7 @@ static uint64_t scratch_bytes(const mlai_attention_shape *shape, int32_t n_rows)
     return (uint64_t)(uintptr_t)end;
 }
 
-/* ---- queries ----------------------------------------------------------------------------------
- */
+/* ---- queries -------------------------------------------------------------------------------- */
 
 /* To [row tile][pair of dims][TILE rows], pieces padded to whole tiles of dims. */
 static void pack_q(const mlai_attention_shape *shape, void *q, const void *const *const rows[],
@@ -133,8 +131,7 @@ static void pack_q(const mlai_attention_shape *shape, void *q, const void *const
     }
 }
 
-/* ---- scores -------------------------------------------------------------------------------------
- */
+/* ---- scores --------------------------------------------------------------------------------- */
 
 /* 16 keys of one piece as a tile loads them. */
 typedef struct key_tile {
@@ -313,8 +310,7 @@ static void score_group(const mlai_unit *u, const scratch *s, const key_tiles *t
     }
 }
 
-/* ---- softmax ------------------------------------------------------------------------------------
- */
+/* ---- softmax -------------------------------------------------------------------------------- */
 
 /* 16 vectors of u32, x[i][j] -> x[j][i]. */
 MLAI_INLINE void transpose16(__m512i x[TILE])
@@ -397,8 +393,7 @@ static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, i
     }
 }
 
-/* ---- values -------------------------------------------------------------------------------------
- */
+/* ---- values --------------------------------------------------------------------------------- */
 
 /* Columns column..column+width-1 of n_keys keys, a multiple of 32 of them: [pair of keys][width].
  */
@@ -479,8 +474,7 @@ static void values(const mlai_unit *u, const scratch *s, const bf16_rows *rows)
     }
 }
 
-/* ---- the unit -----------------------------------------------------------------------------------
- */
+/* ---- the unit ------------------------------------------------------------------------------- */
 
 static void unit(const mlai_unit *u)
 {

@@ -67,8 +67,7 @@ static uint64_t q_bytes(const mlai_attention_shape *shape, int32_t n_rows)
     return rows * pairs * sizeof(uint32_t);
 }
 
-/* ---- scratch ----------------------------------------------------------------------------------
- */
+/* ---- scratch -------------------------------------------------------------------------------- */
 
 typedef struct scratch {
     float *scores;    /* [MLAI_UNIT_KEYS][GROUP] */
@@ -106,8 +105,7 @@ static uint64_t scratch_bytes(const mlai_attention_shape *shape, int32_t n_rows)
     return (uint64_t)(uintptr_t)end;
 }
 
-/* ---- queries ----------------------------------------------------------------------------------
- */
+/* ---- queries -------------------------------------------------------------------------------- */
 
 /* [row][padded dims] */
 static void pack_q_narrow(const mlai_attention_shape *shape, uint16_t *q,
@@ -164,8 +162,7 @@ static void pack_q(const mlai_attention_shape *shape, void *q, const void *const
     }
 }
 
-/* ---- scores -------------------------------------------------------------------------------------
- */
+/* ---- scores --------------------------------------------------------------------------------- */
 
 typedef struct tile_of_scores {
     vec acc[12][G_VECS];
@@ -404,8 +401,7 @@ static void score_narrow(const mlai_unit *u, const scratch *s, const bf16_rows *
     }
 }
 
-/* ---- softmax ------------------------------------------------------------------------------------
- */
+/* ---- softmax -------------------------------------------------------------------------------- */
 
 static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, int32_t n_vecs,
                           int32_t n_keys)
@@ -440,8 +436,7 @@ static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, i
     }
 }
 
-/* ---- values -------------------------------------------------------------------------------------
- */
+/* ---- values --------------------------------------------------------------------------------- */
 
 /* All key rows into panels: [panel][pair of keys][up to PANEL columns]. */
 static void interleave_values(const mlai_unit *u, const scratch *s, const void *const *values)
@@ -636,8 +631,7 @@ static void values_direct(const mlai_unit *u, const scratch *s, const void *cons
     }
 }
 
-/* ---- the unit -----------------------------------------------------------------------------------
- */
+/* ---- the unit ------------------------------------------------------------------------------- */
 
 static void unit(const mlai_unit *u)
 {

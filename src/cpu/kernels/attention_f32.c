@@ -79,8 +79,7 @@ static uint64_t q_bytes(const mlai_attention_shape *shape, int32_t n_rows)
     return (uint64_t)padded(n_rows) * (uint64_t)dims * sizeof(float);
 }
 
-/* ---- scratch ----------------------------------------------------------------------------------
- */
+/* ---- scratch -------------------------------------------------------------------------------- */
 
 typedef struct scratch {
     float *scores; /* [S_ROWS][GROUP] */
@@ -128,8 +127,7 @@ static scratch take_scratch(const mlai_unit *u)
     return s;
 }
 
-/* ---- queries ----------------------------------------------------------------------------------
- */
+/* ---- queries -------------------------------------------------------------------------------- */
 
 /* [row][padded dims] */
 static void pack_q_narrow(const mlai_attention_shape *shape, float *q,
@@ -184,8 +182,7 @@ static void pack_q(const mlai_attention_shape *shape, void *q, const void *const
     }
 }
 
-/* ---- keys and values to f32 ---------------------------------------------------------------------
- */
+/* ---- keys and values to f32 ----------------------------------------------------------------- */
 
 typedef struct f32_rows {
     const void *const *keys[MLAI_MAX_PIECES];
@@ -245,8 +242,7 @@ static f32_rows take_rows(const mlai_unit *u, const scratch *s)
     return rows;
 }
 
-/* ---- scores -------------------------------------------------------------------------------------
- */
+/* ---- scores --------------------------------------------------------------------------------- */
 
 /* n_keys keys from `key` on against n_vecs vectors of rows; both are constants after inlining. */
 MLAI_INLINE void score_tile(const int32_t n_vecs, const int32_t n_keys, const mlai_unit *u,
@@ -425,8 +421,7 @@ static void score_narrow(const mlai_unit *u, const f32_rows *rows, int32_t first
     }
 }
 
-/* ---- softmax ------------------------------------------------------------------------------------
- */
+/* ---- softmax -------------------------------------------------------------------------------- */
 
 /* Scores of a group to probabilities, in place. */
 static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, int32_t n_vecs,
@@ -456,8 +451,7 @@ static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, i
     }
 }
 
-/* ---- values -------------------------------------------------------------------------------------
- */
+/* ---- values --------------------------------------------------------------------------------- */
 
 /* Block rows row..row+n_rows-1, columns column..column + n_vecs vectors. p points at the first
  * row's probability of key 0. */
@@ -556,8 +550,7 @@ static void values_group(const mlai_unit *u, const scratch *s, const void *const
     }
 }
 
-/* ---- the unit -----------------------------------------------------------------------------------
- */
+/* ---- the unit ------------------------------------------------------------------------------- */
 
 static void unit(const mlai_unit *u)
 {

@@ -2,10 +2,10 @@
  * What the bf16 attention kernels share: rows of keys, values and queries as bf16, probabilities as
  * pairs of bf16, and the accumulator's rows. AVX-512 with BF16.
  *
- * bf16 rows are used where they lie when their widths suit the kernel; fp8 rows (exact in bf16), odd
- * widths and the fp8 part of ds656 rows are copied to scratch, padded with zeros to CHUNK columns.
- * Columns of o: each chunk of 32 as two vectors, lo = 0-3 8-11 16-19 24-27, hi = 4-7 12-15 20-23
- * 28-31, which is how two interleaved rows come out of unpacklo and unpackhi.
+ * bf16 rows are used where they lie when their widths suit the kernel; fp8 rows (exact in bf16),
+ * odd widths and the fp8 part of ds656 rows are copied to scratch, padded with zeros to CHUNK
+ * columns. Columns of o: each chunk of 32 as two vectors, lo = 0-3 8-11 16-19 24-27, hi = 4-7 12-15
+ * 20-23 28-31, which is how two interleaved rows come out of unpacklo and unpackhi.
  */
 #ifndef MLAI_BF16_ROWS_H
 #define MLAI_BF16_ROWS_H
@@ -17,7 +17,7 @@
 
 enum {
     CHUNK = 2 * V_LANES, /* columns that interleave together */
-    COPY_AHEAD = 4, /* rows that a copy prefetches ahead */
+    COPY_AHEAD = 4,      /* rows that a copy prefetches ahead */
     PAIRS = MLAI_UNIT_KEYS / 2
 };
 
@@ -47,7 +47,7 @@ static char *carve(char **at, uint64_t bytes)
     return p;
 }
 
-/* ---- keys and values to bf16 -------------------------------------------------------------------- */
+/* ---- keys and values to bf16 ---------------------------------------------------------------- */
 
 /* Room for copied rows. */
 typedef struct bf16_copies {
@@ -180,7 +180,7 @@ static bf16_rows take_rows(const mlai_unit *u, const bf16_copies *s, int32_t dim
     return rows;
 }
 
-/* ---- queries ---------------------------------------------------------------------------------- */
+/* ---- queries -------------------------------------------------------------------------------- */
 
 /* One row of q to bf16; f is exact for the formats that are taken. */
 static void row_to_bf16(uint16_t *out, const void *in, int32_t format, int32_t n)
@@ -196,7 +196,7 @@ static void row_to_bf16(uint16_t *out, const void *in, int32_t format, int32_t n
     }
 }
 
-/* ---- probabilities and the accumulator --------------------------------------------------------- */
+/* ---- probabilities and the accumulator ------------------------------------------------------ */
 
 /* 2^x for x <= 0: degree 4, relative error 3e-6, an eighth of the rounding of P. */
 MLAI_INLINE vec exp2_for_bf16(vec x)

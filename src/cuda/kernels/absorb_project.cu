@@ -3,14 +3,14 @@
  * out's format, times 1 / (1 + exp(-g)) in f32, and rounded again.
  *
  * 16-bit: a block makes 64 tokens x 128 columns of a head, 8 warps of 32 x 32, in steps of 64 of K
- * through three stages of shared memory (cp.async), mma.sync with f32 sums. Blocks that share a weight
- * tile are neighbours, so that it comes from memory once.
+ * through three stages of shared memory (cp.async), mma.sync with f32 sums. Blocks that share a
+ * weight tile are neighbours, so that it comes from memory once.
  *
  *   stage  x [64 tokens][64 k]     w, n contiguous: [64 k][128 columns]   ldmatrix.trans
  *                                  w, K contiguous: [128 columns][64 k]   ldmatrix
  *
- * f32 and mixed formats: 64 x 64 a block, 4 x 4 outputs a thread, steps of 16 of K, FMA. The order of
- * an output's sum depends on K alone. Rows and columns past the end are zeros and not stored.
+ * f32 and mixed formats: 64 x 64 a block, 4 x 4 outputs a thread, steps of 16 of K, FMA. The order
+ * of an output's sum depends on K alone. Rows and columns past the end are zeros and not stored.
  */
 #include "cuda/kernels/absorb_project.h"
 #include "cuda/kernels/mma_portable.cuh"
@@ -42,7 +42,7 @@ MLAI_DEVICE char *row_of(const mlai_product_rows &rows, int64_t token, int head)
 
 MLAI_DEVICE float rounded(float x, int format)
 {
-    return format == BF16 ? __bfloat162float(__float2bfloat16_rn(x))
+    return format == BF16  ? __bfloat162float(__float2bfloat16_rn(x))
            : format == F16 ? __half2float(__float2half_rn(x))
                            : x;
 }
@@ -69,7 +69,7 @@ MLAI_DEVICE void store_two(const Params &p, const Item &item, int64_t token, int
     store_pair(row_of(p.out, token, item.head), column, p.out.format, p.out_pairs, n, x0, x1);
 }
 
-/* ---- 16-bit -------------------------------------------------------------------------------------- */
+/* ---- 16-bit ---------------------------------------------------------------------------------- */
 
 template <class T, bool DOTS> struct Product {
     static constexpr int ROWS = MLAI_PRODUCT_ROWS, COLUMNS = MLAI_PRODUCT_COLUMNS;
@@ -88,7 +88,8 @@ template <class T, bool DOTS> struct Product {
                 const int row = i / (DEPTH / 8), c = i % (DEPTH / 8), k = first + 8 * c;
                 const bool live = item.first_token + row < p.tokens && k < p.depth;
                 copy16(x + chunk_at(row, c, 2 * DEPTH),
-                       row_of(p.x, live ? item.first_token + row : 0, item.head) + (live ? 2 * k : 0),
+                       row_of(p.x, live ? item.first_token + row : 0, item.head) +
+                           (live ? 2 * k : 0),
                        live);
             }
             constexpr int chunks = (DOTS ? DEPTH : COLUMNS) / 8;
@@ -141,7 +142,7 @@ template <class T, bool DOTS> struct Product {
             load(p, item, step);
         for (int step = 0; step < steps; step++) {
             copies_wait_all_but<STAGES - 2>();
-            __syncthreads(); /* orders this step's copies before their use, the last use before the next copy */
+            __syncthreads(); /* orders copies before their use, the last use before the next copy */
             load(p, item, step + STAGES - 1);
             multiply(step, first_row, first_column, acc);
         }
@@ -175,7 +176,7 @@ KERNEL(mla_product_f16_rows, Fp16, false)
 KERNEL(mla_product_bf16_dots, Bf16, true)
 KERNEL(mla_product_f16_dots, Fp16, true)
 
-/* ---- f32 ----------------------------------------------------------------------------------------- */
+/* ---- f32 ------------------------------------------------------------------------------------- */
 
 extern "C" __global__ void __launch_bounds__(MLAI_PRODUCT_THREADS)
     mla_product_f32(const __grid_constant__ mlai_product_params p)
@@ -191,10 +192,10 @@ extern "C" __global__ void __launch_bounds__(MLAI_PRODUCT_THREADS)
             for (int i = threadIdx.x; i < tile * depth; i += MLAI_PRODUCT_THREADS) {
                 const int row = i / depth, k = i % depth;
                 const int64_t token = item.first_token + row;
-                x[k * stride + row] = token < p.tokens && first + k < p.depth
-                                          ? load_value(row_of(p.x, token, item.head), first + k,
-                                                       p.x.format)
-                                          : 0.0f;
+                x[k * stride + row] =
+                    token < p.tokens && first + k < p.depth
+                        ? load_value(row_of(p.x, token, item.head), first + k, p.x.format)
+                        : 0.0f;
                 /* Neighbouring threads along the contiguous dimension of w. */
                 const int column = p.w_k_stride == 1 ? row : i % tile;
                 const int w_k = p.w_k_stride == 1 ? k : i / tile;

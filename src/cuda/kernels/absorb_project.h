@@ -2,8 +2,8 @@
  * What the host tells the absorb and project kernels: out[t, h, :] = x[t, h, :] w[h], [K] x [K, n].
  * Plain C11 and CUDA both read this file. Strides count elements of the operand's format.
  *
- *   mla_product_{bf16,f16}_rows   w with n contiguous     x and w of one 16-bit format, 16-byte aligned
- *   mla_product_{bf16,f16}_dots   w with K contiguous     likewise
+ *   mla_product_{bf16,f16}_rows   w with n contiguous   one 16-bit format, 16-byte aligned
+ *   mla_product_{bf16,f16}_dots   w with K contiguous   likewise
  *   mla_product_f32               any formats and strides, by FMA
  */
 #ifndef MLAI_ABSORB_PROJECT_H
@@ -36,8 +36,8 @@ enum {
     MLAI_PRODUCT_COLUMNS = 128,
     MLAI_PRODUCT_DEPTH = 64,
     MLAI_PRODUCT_STAGES = 3,
-    MLAI_PRODUCT_SMEM_BYTES = MLAI_PRODUCT_STAGES * MLAI_PRODUCT_DEPTH *
-                              (MLAI_PRODUCT_ROWS + MLAI_PRODUCT_COLUMNS) * 2,
+    MLAI_PRODUCT_SMEM_BYTES =
+        MLAI_PRODUCT_STAGES * MLAI_PRODUCT_DEPTH * (MLAI_PRODUCT_ROWS + MLAI_PRODUCT_COLUMNS) * 2,
     MLAI_PRODUCT_F32_TILE = 64
 };
 

@@ -1,6 +1,6 @@
 /* Attention in f32 by FMA: 16 rows x 16 keys a step, 256 threads, for operands that the tensor
- * cores would round. Thread t scores row t / 16 against key t % 16, then sums the values of columns t
- * and t + 256 for all 16 rows. Rows of shared memory are 4 floats longer than a multiple of 32
+ * cores would round. Thread t scores row t / 16 against key t % 16, then sums the values of columns
+ * t and t + 256 for all 16 rows. Rows of shared memory are 4 floats longer than a multiple of 32
  * banks, so that 8 keys' 16-byte reads touch all banks once.
  *
  *   scores  thread t: q[t / 16] . k[t % 16]          P [key][row], rescale [row]

@@ -4,7 +4,7 @@
  * Lengths, cumulative lengths and page ids come from device memory and are clamped to the call's
  * capacity, tokens and pool: a device cannot return a status. Rows of keys at or past the last
  * visible one are zeros in shared memory and are never read from the cache.
- * Used by decode_portable.cu alone.
+ * Used by decode_narrow.cuh, decode_wide.cuh and decode_portable.cu.
  */
 #ifndef MLAI_DECODE_PORTABLE_CUH
 #define MLAI_DECODE_PORTABLE_CUH
@@ -19,7 +19,7 @@ MLAI_DEVICE int clamp_int(int64_t x, int64_t low, int64_t high)
     return (int)(x < low ? low : x > high ? high : x);
 }
 
-/* ---- requests and bounds ------------------------------------------------------------------------ */
+/* ---- requests and bounds --------------------------------------------------------------------- */
 
 struct Request {
     int64_t index;
@@ -79,12 +79,12 @@ MLAI_DEVICE char *row_of(const mlai_decode_rows &rows, const Request &r, int64_t
                          int bytes)
 {
     const int64_t token = row / heads, head = row - token * heads;
-    return rows.data + (r.index * rows.request_stride + (r.first_token + token) * rows.token_stride +
-                        head * rows.head_stride) *
+    return rows.data + (r.index * rows.request_stride +
+                        (r.first_token + token) * rows.token_stride + head * rows.head_stride) *
                            bytes;
 }
 
-/* ---- the plan ------------------------------------------------------------------------------------ */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
 /* One item, ready to run; in shared memory, so that it takes no registers. */
 struct Item {
@@ -172,7 +172,8 @@ MLAI_DEVICE bool open_item(const Params &p, const Tail &tail, int64_t base, int6
         return false;
     const int64_t rows = (int64_t)item.request.q_len * p.heads;
     item.first_row = block * p.block_rows;
-    item.n_rows = (int)(rows - item.first_row < p.block_rows ? rows - item.first_row : p.block_rows);
+    item.n_rows =
+        (int)(rows - item.first_row < p.block_rows ? rows - item.first_row : p.block_rows);
     item.first_key = (int)first;
     item.end_key = (int)(end < bound ? end : bound);
     item.is_only = bound <= MLAI_SPLIT_SHORT_KEYS;
@@ -220,7 +221,7 @@ MLAI_DEVICE void set_bounds(const Params &p, const Item &item, Tail &tail)
     }
 }
 
-/* ---- scores -------------------------------------------------------------------------------------- */
+/* ---- scores ---------------------------------------------------------------------------------- */
 
 /* What turns a product into a score in units of log2. */
 struct Scores {
@@ -239,6 +240,17 @@ MLAI_DEVICE float score(const Scores &s, float product)
     return product * s.scale_log2;
 }
 
+/* A running maximum takes in `tile`: returns what old sums are multiplied by; base is what scores
+ * are taken against (0 while nothing is visible, so that exp2(-inf - base) is 0 and not NaN). */
+MLAI_DEVICE float raise_maximum(float &maximum, float tile, float &base)
+{
+    const float raised = fmaxf(maximum, tile);
+    base = raised == -INFINITY ? 0.0f : raised;
+    const float rescale = fast_exp2(maximum - base);
+    maximum = raised;
+    return rescale;
+}
+
 /* Whether a tree mask hides a live key from a token. Window keys are the sequence's last q_len. */
 MLAI_DEVICE bool is_masked(const Params &p, const Item &item, int token, int key)
 {
@@ -247,21 +259,21 @@ MLAI_DEVICE bool is_masked(const Params &p, const Item &item, int token, int key
     return at >= 0 && at < item.request.q_len && p.mask[token * p.mask_stride + at] == 0;
 }
 
-/* ---- tiles --------------------------------------------------------------------------------------- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 /* Pages of the keys that this thread loads: looked up one tile ahead of the copies. */
 MLAI_DEVICE int page_of(const Params &p, const Item &item, int key)
 {
     if (key >= item.end_key)
         return 0;
-    const uint32_t page = (uint32_t)p.page_table[item.request.index * p.table_stride +
-                                                 key / p.page_size];
+    const uint32_t page =
+        (uint32_t)p.page_table[item.request.index * p.table_stride + key / p.page_size];
     return (int)min(page, (uint32_t)(p.pages - 1));
 }
 
 /*
- * KEYS rows of the cache from first_key on to `tile`, 256 / KEYS threads a row; 16-bit values of T as
- * asynchronous copies, other formats converted. ds656 keeps its codes, scales go to `scales`
+ * KEYS rows of the cache from first_key on to `tile`, 256 / KEYS threads a row; 16-bit values of T
+ * as asynchronous copies, other formats converted. ds656 keeps its codes, scales go to `scales`
  * [4][KEYS]. Rows from end_key on and columns past R and P become zeros.
  */
 template <class T, int KEYS>
@@ -284,8 +296,8 @@ MLAI_DEVICE void load_tile(const Params &p, const Item &item, int first_key, int
             const bool in_rope = c >= latent_chunks;
             const int at = 8 * (in_rope ? c - latent_chunks : c);
             const bool there = at < (in_rope ? n_rope : n_latent);
-            copy16(to + chunk_at(row, c, row_bytes), (in_rope ? rope : latent) + (there ? 2 * at : 0),
-                   there);
+            copy16(to + chunk_at(row, c, row_bytes),
+                   (in_rope ? rope : latent) + (there ? 2 * at : 0), there);
         }
         return;
     }
@@ -320,15 +332,16 @@ MLAI_DEVICE void load_tile(const Params &p, const Item &item, int first_key, int
         const bool in_rope = c >= latent_chunks;
         const int at = 8 * (in_rope ? c - latent_chunks : c);
         const int format = !is_ds656 ? p.kv_format : in_rope ? BF16 : E4M3;
-        *(uint4 *)(tile + chunk_at(row, c, row_bytes)) = load_chunk<T>(
-            in_rope ? rope : latent, at, format, (in_rope ? n_rope : n_latent) - at);
+        *(uint4 *)(tile + chunk_at(row, c, row_bytes)) =
+            load_chunk<T>(in_rope ? rope : latent, at, format, (in_rope ? n_rope : n_latent) - at);
     }
     if (is_ds656 && sub < 4)
         scales[sub * KEYS + row] = live ? ((const float *)(latent + 512))[sub] : 0.0f;
 }
 
 /* The block's queries to `tile`, zeros past the last row. */
-template <class T, int ROWS> MLAI_DEVICE void load_queries(const Params &p, const Item &item, char *tile)
+template <class T, int ROWS>
+MLAI_DEVICE void load_queries(const Params &p, const Item &item, char *tile)
 {
     constexpr int lanes = MLAI_DECODE_THREADS / ROWS;
     const int row = threadIdx.x / lanes, sub = threadIdx.x % lanes;
@@ -355,7 +368,7 @@ template <class T, int ROWS> MLAI_DEVICE void load_queries(const Params &p, cons
     }
 }
 
-/* ---- results ------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 MLAI_DEVICE float *partial_slot(const Params &p, int64_t slot)
 {
@@ -374,7 +387,8 @@ MLAI_DEVICE float lse_of(float maximum, float sum)
 }
 
 /* Maximum and sum of a row: into its partial result, or as its LSE. */
-MLAI_DEVICE void store_row_state(const Params &p, const Item &item, int row, float maximum, float sum)
+MLAI_DEVICE void store_row_state(const Params &p, const Item &item, int row, float maximum,
+                                 float sum)
 {
     if (row >= item.n_rows)
         return;
@@ -406,7 +420,8 @@ MLAI_DEVICE void store_rows(const Params &p, const Item &item, float *outputs, i
     if (row >= item.n_rows)
         return;
     float *partial = partial_slot(p, item.slot) + (int64_t)row * p.o_stride;
-    char *out = row_of(p.out, item.request, item.first_row + row, p.heads, format_bytes(p.out_format));
+    char *out =
+        row_of(p.out, item.request, item.first_row + row, p.heads, format_bytes(p.out_format));
     const float inverse = inverse_of(sums[row] + (more_sums ? more_sums[row] : 0.0f));
 #pragma unroll 1
     for (int column = 8 * sub; column < p.n_latent; column += 8 * lanes) {

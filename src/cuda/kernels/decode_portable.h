@@ -7,9 +7,9 @@
  * any company: every 256 keys up to 2048, every 512 up to 32768, every 1024 from there on. Short
  * pieces give a short request enough blocks to run on; long ones keep the partial results few.
  *
- * An item is (request, block of rows, split). Items are numbered request by request, block by block,
- * from the lengths on the device; a launch handles the blocks whose first item falls in its window of
- * `window_items`, so that the workspace is bounded whatever the capacity.
+ * An item is (request, block of rows, split). Items are numbered request by request, block by
+ * block, from the lengths on the device; a launch handles the blocks whose first item falls in its
+ * window of `window_items`, so that the workspace is bounded whatever the capacity.
  */
 #ifndef MLAI_DECODE_PORTABLE_H
 #define MLAI_DECODE_PORTABLE_H
@@ -38,8 +38,8 @@ MLAI_BOTH int64_t mlai_split_count(int64_t bound)
     if (bound <= MLAI_SPLIT_MIDDLE_FROM)
         return (bound + MLAI_SPLIT_SHORT_KEYS - 1) / MLAI_SPLIT_SHORT_KEYS;
     if (bound <= MLAI_SPLIT_LONG_FROM)
-        return MLAI_SPLIT_N_SHORT +
-               (bound - MLAI_SPLIT_MIDDLE_FROM + MLAI_SPLIT_MIDDLE_KEYS - 1) / MLAI_SPLIT_MIDDLE_KEYS;
+        return MLAI_SPLIT_N_SHORT + (bound - MLAI_SPLIT_MIDDLE_FROM + MLAI_SPLIT_MIDDLE_KEYS - 1) /
+                                        MLAI_SPLIT_MIDDLE_KEYS;
     return MLAI_SPLIT_N_SHORT + MLAI_SPLIT_N_MIDDLE +
            (bound - MLAI_SPLIT_LONG_FROM + MLAI_SPLIT_LONG_KEYS - 1) / MLAI_SPLIT_LONG_KEYS;
 }
@@ -84,13 +84,13 @@ typedef struct mlai_decode_portable_params {
     int32_t n_latent, n_rope; /* R, P */
     int32_t q_format, kv_format, out_format;
     int32_t is_causal, has_offset, seqlen_offset, has_positions;
-    int32_t o_stride;              /* floats of a partial row */
-    int32_t latent_pad, rope_pad;  /* R and P in shared memory, zeros beyond */
-    int32_t row_stride;            /* values of a row there, zeros past P */
-    int32_t stages;                /* tiles in shared memory */
-    int32_t q_wide, kv_wide;       /* 16-byte accesses are aligned */
-    int32_t out_wide;              /* likewise for out */
-    float scale;                   /* softmax_scale * k_scale */
+    int32_t o_stride;             /* floats of a partial row */
+    int32_t latent_pad, rope_pad; /* R and P in shared memory, zeros beyond */
+    int32_t row_stride;           /* values of a row there, zeros past P */
+    int32_t stages;               /* tiles in shared memory */
+    int32_t q_wide, kv_wide;      /* 16-byte accesses are aligned */
+    int32_t out_wide;             /* likewise for out */
+    float scale;                  /* softmax_scale * k_scale */
     float logit_cap;
     float out_scale; /* k_scale */
 } mlai_decode_portable_params;

@@ -106,7 +106,8 @@ MLAI_DEVICE void load8(float (&x)[8], const char *base, int64_t index, int forma
     }
 }
 
-MLAI_DEVICE void store8(char *base, int64_t index, int format, bool wide, int n, const float (&x)[8])
+MLAI_DEVICE void store8(char *base, int64_t index, int format, bool wide, int n,
+                        const float (&x)[8])
 {
     if (!wide || n < 8) {
 #pragma unroll

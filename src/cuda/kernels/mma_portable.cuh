@@ -42,9 +42,9 @@ struct Bf16 {
                                                uint32_t b1)
     {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+            "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
 };
 
@@ -67,9 +67,9 @@ struct Fp16 {
                                                uint32_t b1)
     {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+            "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
 };
 
@@ -109,7 +109,8 @@ MLAI_DEVICE void copies_wait(void)
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Closes a group of this thread's copies; copies_wait_all_but waits for all groups but the last N. */
+/* Closes a group of this thread's copies; copies_wait_all_but waits for all groups but the last N.
+ */
 MLAI_DEVICE void copies_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -151,8 +152,8 @@ MLAI_DEVICE uint32_t a_address(uint32_t tile, int first_row, int step, int row_b
 MLAI_DEVICE uint32_t b_address(uint32_t tile, int first_column, int step, int row_bytes)
 {
     const int lane = threadIdx.x % 32;
-    return tile + chunk_at(first_column + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2,
-                           row_bytes);
+    return tile +
+           chunk_at(first_column + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2, row_bytes);
 }
 
 /* The B operand stored as k x columns (keys x values), for ldmatrix_transposed: k step `step`, 16

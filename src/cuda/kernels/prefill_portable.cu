@@ -12,8 +12,8 @@
  *     P = exp2(S - max), packed in place: the accumulators of S are the A operand of P V
  *     O = O * rescale + P V              V tile [64][V], read by ldmatrix.trans
  *
- *   shared memory, L <= 192:  [ K | V  tile 0 ][ K | V  tile 1, before it Q ]   next tile on its
- * way L <= 256:  [ Q ][ K | V ]                                    one tile
+ *   shared memory, L <= 192:  [ K | V  tile 0 ][ K | V  tile 1, before it Q ]   next on its way
+ *                  L <= 256:  [ Q ][ K | V ]                                    one tile
  *
  * Tiles: rows of 16-byte chunks, swizzled (mma_portable.cuh). bf16 and f16 products with f32 sums;
  * fp8 is converted on load, f32 goes through the f32 kernel (attention_f32.cuh). Keys past a
@@ -25,8 +25,7 @@
 
 typedef mlai_prefill_portable_params Params;
 
-/* ---- items
- * --------------------------------------------------------------------------------------- */
+/* ---- items ----------------------------------------------------------------------------------- */
 
 struct Item {
     int64_t first_q, first_kv; /* tokens */
@@ -104,8 +103,7 @@ MLAI_DEVICE void store_lse(const Params &p, const Item &item, int row, float max
             sum == 0.0f ? -INFINITY : maximum * LN2 + logf(sum);
 }
 
-/* ---- 16-bit
- * -------------------------------------------------------------------------------------- */
+/* ---- 16-bit ---------------------------------------------------------------------------------- */
 
 /* QK and V: dims in shared memory, multiples of 64. KEEP: queries in registers and two tiles. */
 template <class T, int QK, int V, int WARPS, bool KEEP> struct Prefill {
@@ -327,8 +325,7 @@ template <class T, int QK, int V, int WARPS, bool KEEP> struct Prefill {
         int stage = 1;
         for (int key = -ahead; key < item.end_key; key += KEYS, stage ^= 1) {
             copies_wait();
-            __syncthreads(); /* orders this tile before its use, the last one's use before the next
-                                copy */
+            __syncthreads(); /* orders the tile before its use, the last use before the next copy */
             if (key + ahead < item.end_key)
                 load_tile(p, item, key + ahead, tiles + (KEEP ? (stage ^ 1) * TILE_BYTES : 0));
             if (KEEP && key < 0)
@@ -374,8 +371,7 @@ KERNEL(mla_prefill_f16_192, Fp16, 192, 128, 8, true)
 KERNEL(mla_prefill_bf16_256, Bf16, 256, 256, 4, false)
 KERNEL(mla_prefill_f16_256, Fp16, 256, 256, 4, false)
 
-/* ---- f32
- * ----------------------------------------------------------------------------------------- */
+/* ---- f32 ------------------------------------------------------------------------------------- */
 
 struct Plain {
     static constexpr int ROWS = MLAI_PREFILL_F32_ROWS, KEYS = MLAI_PREFILL_F32_KEYS;

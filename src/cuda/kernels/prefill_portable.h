@@ -5,8 +5,7 @@
  *   mla_prefill_{bf16,f16}_128   L <= 128, V <= 128    128 rows a block, two tiles of 64 keys
  *   mla_prefill_{bf16,f16}_192   L <= 192, V <= 128    likewise
  *   mla_prefill_{bf16,f16}_256   L <= 256, V <= 256    64 rows a block, one tile of 64 keys
- *   mla_prefill_f32              L <= 512, V <= 512    16 rows a block, 16 keys, any formats, by
- * FMA
+ *   mla_prefill_f32              L <= 512, V <= 512    16 rows a block, 16 keys, any formats
  */
 #ifndef MLAI_PREFILL_PORTABLE_H
 #define MLAI_PREFILL_PORTABLE_H

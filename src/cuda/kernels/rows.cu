@@ -1,10 +1,11 @@
 /* Portable row kernels: write, gather, rope, rope_write, merge, pack, on any GPU from sm_80 on.
  *
  * A warp owns a row (a token, or a token's head) and its lanes walk it eight values at a time, so
- * that a warp reads 512 contiguous bytes of bf16 at once. Conversion goes through f32 with the rules
- * of formats.cuh. Rows are independent; nothing is shared between warps and there is no barrier.
- * All offsets are 64-bit. Slots that are negative or past the pool are skipped by write and read as
- * zero by gather; positions outside the tables are clamped: a device cannot return a status.
+ * that a warp reads 512 contiguous bytes of bf16 at once. Conversion goes through f32 with the
+ * rules of formats.cuh. Rows are independent; nothing is shared between warps and there is no
+ * barrier. All offsets are 64-bit. Slots that are negative or past the pool are skipped by write
+ * and read as zero by gather; positions outside the tables are clamped: a device cannot return a
+ * status.
  *
  *   lane        0      1      2    ...    31     | next step
  *   values     0-7   8-15   16-23  ...  248-255  | 256-263 ...
@@ -69,8 +70,8 @@ MLAI_DEVICE char *rope_at(const mlai_cuda_cache &c, int64_t slot)
 }
 
 /* Eight values into one part of a cache row. */
-MLAI_DEVICE void put8(const mlai_cuda_cache &c, char *part, int format, int64_t first, int n, bool wide,
-                      float (&x)[8])
+MLAI_DEVICE void put8(const mlai_cuda_cache &c, char *part, int format, int64_t first, int n,
+                      bool wide, float (&x)[8])
 {
     if (c.sanitize)
         sanitize8(x, format);
@@ -161,8 +162,9 @@ KERNEL mla_gather_rows(const __grid_constant__ mlai_cuda_write_params p)
             if (live) {
                 load8(x, in_rope ? rope : latent, first, in_rope ? rope_format : latent_format,
                       p.wide, n);
-                const float scale = is_ds656 && !in_rope ? ((const float *)(latent + 512))[first / 128]
-                                                         : p.cache.k_scale;
+                const float scale = is_ds656 && !in_rope
+                                        ? ((const float *)(latent + 512))[first / 128]
+                                        : p.cache.k_scale;
 #pragma unroll
                 for (int i = 0; i < 8; i++)
                     x[i] = scale == 1.0f ? x[i] : x[i] * scale;
@@ -177,7 +179,8 @@ MLAI_DEVICE float2 rotated(const mlai_cuda_rope_params &p, const char *x, int fo
                            int64_t position, int pair)
 {
     const int half = p.width / 2;
-    const float c = p.cos[position * p.cos_stride + pair], s = p.sin[position * p.sin_stride + pair];
+    const float c = p.cos[position * p.cos_stride + pair],
+                s = p.sin[position * p.sin_stride + pair];
     const int64_t first = p.is_interleaved ? 2 * pair : pair;
     const int64_t second = p.is_interleaved ? 2 * pair + 1 : pair + half;
     const float a = load_value(x, first, format), b = load_value(x, second, format);
@@ -278,11 +281,13 @@ KERNEL mla_merge_rows(const __grid_constant__ mlai_cuda_merge_params p)
             const int n = min(8, p.width - first);
             float total[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (int i = 0; i < p.n_states; i++) {
-                const float own = p.lses[i][token * p.lse_strides[i][0] + head * p.lse_strides[i][1]];
+                const float own =
+                    p.lses[i][token * p.lse_strides[i][0] + head * p.lse_strides[i][1]];
                 if (isinf(own))
                     continue;
-                const char *in = (const char *)p.outs[i] +
-                                 (token * p.out_strides[i][0] + head * p.out_strides[i][1]) * in_bytes;
+                const char *in =
+                    (const char *)p.outs[i] +
+                    (token * p.out_strides[i][0] + head * p.out_strides[i][1]) * in_bytes;
                 const float weight = n_live == 1 ? 1.0f
                                      : has_nan   ? NAN
                                                  : __fdiv_rn(expf(own - largest), sum);

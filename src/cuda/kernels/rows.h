@@ -59,7 +59,7 @@ typedef struct mlai_cuda_rope_params {
 
 /* rope_write: q_pe and k_pe rotated, latent and k_pe into the cache. */
 typedef struct mlai_cuda_rope_write_params {
-    mlai_cuda_rope_params q; /* heads 0 = no queries */
+    mlai_cuda_rope_params q;   /* heads 0 = no queries */
     mlai_cuda_write_params kv; /* rope: k_pe, not rotated */
     mlai_cuda_rows k_out;      /* data null = not wanted */
 } mlai_cuda_rope_write_params;
