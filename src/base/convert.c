@@ -167,38 +167,3 @@ void mlai_row_from_f32(void *out, int32_t format, const float *in, int64_t n, fl
         }
     }
 }
-
-enum { DS656_LATENT = 512, DS656_TILE = 128, DS656_TILES = 4, DS656_ROPE = 64 };
-
-void mlai_ds656_to_f32(float *latent, float *rope, const uint8_t *row)
-{
-    float scales[DS656_TILES];
-    memcpy(scales, row + DS656_LATENT, sizeof scales);
-    for (int32_t i = 0; i < DS656_LATENT; i++)
-        latent[i] = mlai_e4m3_table[row[i]] * scales[i / DS656_TILE];
-    uint16_t tail[DS656_ROPE];
-    memcpy(tail, row + DS656_LATENT + sizeof scales, sizeof tail);
-    for (int32_t i = 0; i < DS656_ROPE; i++)
-        rope[i] = mlai_f32_from_bf16(tail[i]);
-}
-
-void mlai_ds656_from_f32(uint8_t *row, const float *latent, const float *rope)
-{
-    float scales[DS656_TILES];
-    for (int32_t tile = 0; tile < DS656_TILES; tile++) {
-        const float *x = latent + (int64_t)tile * DS656_TILE;
-        float largest = 0.0f;
-        for (int32_t i = 0; i < DS656_TILE; i++)
-            largest = fmaxf(largest, fabsf(x[i]));
-        /* An infinite or vanishing scale would turn finite values into NaN. */
-        float scale = largest / 448.0f;
-        scales[tile] = scale > 0.0f && isfinite(scale) ? scale : 1.0f;
-        for (int32_t i = 0; i < DS656_TILE; i++)
-            row[tile * DS656_TILE + i] = mlai_e4m3_from_f32(x[i] / scales[tile]);
-    }
-    memcpy(row + DS656_LATENT, scales, sizeof scales);
-    uint16_t tail[DS656_ROPE];
-    for (int32_t i = 0; i < DS656_ROPE; i++)
-        tail[i] = mlai_bf16_from_f32(rope[i]);
-    memcpy(row + DS656_LATENT + sizeof scales, tail, sizeof tail);
-}

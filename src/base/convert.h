@@ -52,8 +52,4 @@ void mlai_row_to_f32(float *out, const void *in, int32_t format, int64_t n, floa
 /* n f32 values to a float format, divided by scale if not 1, rounded, saturating for fp8. */
 void mlai_row_from_f32(void *out, int32_t format, const float *in, int64_t n, float scale);
 
-/* One 656-byte row: 512 latent values and 64 rope values (tensor.h). */
-void mlai_ds656_to_f32(float *latent, float *rope, const uint8_t *row);
-void mlai_ds656_from_f32(uint8_t *row, const float *latent, const float *rope);
-
 #endif

@@ -35,13 +35,6 @@
     X(cuKernelSetAttribute)                                                                        \
     X(cuLaunchKernelEx)                                                                            \
     X(cuTensorMapEncodeTiled)                                                                      \
-    X(cuMemAlloc)                                                                                  \
-    X(cuMemFree)                                                                                   \
-    X(cuMemsetD8Async)                                                                             \
-    X(cuMemcpyDtoDAsync)                                                                           \
-    X(cuMemcpyHtoDAsync)                                                                           \
-    X(cuMemcpyDtoHAsync)                                                                           \
-    X(cuStreamSynchronize)                                                                         \
     X(cuGetErrorName)
 
 typedef struct mlai_cuda_api {

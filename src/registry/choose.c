@@ -291,9 +291,11 @@ mla_status mlai_dispatch(mla_context *ctx, const mla_problem *problem, const mla
             "for a capacity)",
             call->workspace ? (unsigned long long)call->workspace_bytes : 0ULL, row->name,
             (unsigned long long)need);
-    if (need > 0 && (uintptr_t)call->workspace % 64 != 0)
+    uintptr_t alignment = problem->device_type == MLA_DEVICE_CPU ? 64 : 256;
+    if (need > 0 && (uintptr_t)call->workspace % alignment != 0)
         return mlai_fail(diag, MLA_ERROR_WORKSPACE,
-                         "call.workspace is %p; it must be aligned to 64 bytes", call->workspace);
+                         "call.workspace is %p; it must be aligned to %d bytes", call->workspace,
+                         (int)alignment);
     return row->run(&exec, problem, params, diag);
 }
 
@@ -429,6 +431,15 @@ static mla_status check_row(const mla_solution *row, int32_t index, mla_diag *di
     return MLA_OK;
 }
 
+/* Where the row of a name stands; n_rows when there is none. */
+static int32_t row_index(const mla_context *ctx, const char *name)
+{
+    int32_t at = 0;
+    while (at < ctx->n_rows && strcmp(ctx->rows[at]->name, name) != 0)
+        at++;
+    return at;
+}
+
 mla_status mla_context_add_solutions(mla_context *ctx, const mla_solution *rows, int32_t n_rows,
                                      mla_diag *diag)
 {
@@ -436,15 +447,14 @@ mla_status mla_context_add_solutions(mla_context *ctx, const mla_solution *rows,
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "ctx or rows is NULL, or n_rows is %d", n_rows);
     for (int32_t i = 0; i < n_rows; i++)
         MLAI_TRY(check_row(&rows[i], i, diag));
-    if (n_rows > MLAI_MAX_ROWS - ctx->n_rows)
+    int32_t n_fresh = 0; /* the others replace a row of their name */
+    for (int32_t i = 0; i < n_rows; i++)
+        n_fresh += row_index(ctx, rows[i].name) == ctx->n_rows;
+    if (n_fresh > MLAI_MAX_ROWS - ctx->n_rows)
         return mlai_fail(diag, MLA_ERROR_CAPACITY, "a context holds %d rows and has %d already",
                          MLAI_MAX_ROWS, ctx->n_rows);
     for (int32_t i = 0; i < n_rows; i++) {
-        int32_t at = ctx->n_rows;
-        for (int32_t j = 0; j < ctx->n_rows; j++) {
-            if (!strcmp(ctx->rows[j]->name, rows[i].name))
-                at = j;
-        }
+        int32_t at = row_index(ctx, rows[i].name);
         ctx->rows[at] = &rows[i];
         if (at == ctx->n_rows)
             ctx->n_rows++;
