@@ -194,9 +194,7 @@ static void fill_tensor(const bench_dataset *data, mla_context *ctx, const op_te
 
 /* ---- sets ---------------------------------------------------------------------------------- */
 
-/* Visits every tensor of a call, the states of a merge included; stops when visit returns false. */
-static bool for_each_tensor(op_params *params, void *arg,
-                            bool (*visit)(void *arg, const op_tensor *spec, mla_tensor *t))
+bool bench_for_each_tensor(op_params *params, void *arg, bench_tensor_visit visit)
 {
     static const op_tensor state = {"state", 0, OP_IN};
     const op_row *row = op_find(params->op);
@@ -229,7 +227,7 @@ bool bench_set_bytes(const workload *w, const int64_t *lens, uint64_t *bytes)
         cli_refuse("out of memory");
     *bytes = 0;
     if (good)
-        for_each_tensor(params, bytes, add_bytes);
+        bench_for_each_tensor(params, bytes, add_bytes);
     free(params);
     return good;
 }
@@ -333,9 +331,9 @@ bool bench_dataset_make(bench_dataset *data, mla_context *ctx, const workload *w
             return false;
         }
         data->n_sets = s + 1;
-        good = for_each_tensor(&set->params, NULL, allocate_tensor);
+        good = bench_for_each_tensor(&set->params, NULL, allocate_tensor);
         if (good && s == 0)
-            for_each_tensor(&set->params, &fill, fill_one);
+            bench_for_each_tensor(&set->params, &fill, fill_one);
         else if (good)
             copy_set(set, &data->sets[0]);
     }
@@ -350,7 +348,7 @@ bool bench_dataset_make(bench_dataset *data, mla_context *ctx, const workload *w
 void bench_dataset_free(bench_dataset *data)
 {
     for (int32_t s = 0; s < data->n_sets; s++)
-        for_each_tensor(&data->sets[s].params, NULL, release_tensor);
+        bench_for_each_tensor(&data->sets[s].params, NULL, release_tensor);
     free(data->sets);
     free(data->lens);
     free(data->first_page);

@@ -30,6 +30,11 @@ typedef struct bench_dataset {
     void *workspace;
 } bench_dataset;
 
+/* Visits every tensor of a call, the states of a merge included; stops, and returns false, when
+ * visit does. */
+typedef bool (*bench_tensor_visit)(void *arg, const op_tensor *spec, mla_tensor *t);
+bool bench_for_each_tensor(op_params *params, void *arg, bench_tensor_visit visit);
+
 /* Bytes of one set, by shapes. False after a sentence when the numbers do not fit. */
 bool bench_set_bytes(const workload *w, const int64_t *lens, uint64_t *bytes);
 

@@ -15,6 +15,10 @@ static const mlai_family_rows families[] = {
     {mlai_rows_avx512, &mlai_n_rows_avx512},
     {mlai_rows_avx2, &mlai_n_rows_avx2},
 #endif
+#if defined(MLAI_WITH_NEON_FAMILIES)
+    {mlai_rows_neon_bf16, &mlai_n_rows_neon_bf16},
+    {mlai_rows_neon, &mlai_n_rows_neon},
+#endif
     {mlai_rows_c, &mlai_n_rows_c},
 #if defined(MLAI_WITH_CUDA)
     {mlai_rows_cuda, &mlai_n_rows_cuda},

@@ -10,6 +10,7 @@
  */
 #include "mla_bench.h"
 #include "cli.h"
+#include "cuda_command.h"
 #include "formats.h"
 #include "report.h"
 #include "workload.h"
@@ -37,7 +38,10 @@ typedef struct bench_command {
     int64_t threads;
     bool as_json;
     bool is_cold_given;
+    bool has_cpu_options; /* --cold, --rounds or --seconds */
     const char *plot;
+    const char *against;
+    cuda_command cuda;
     const char *lengths;
     int64_t *lens; /* from --lengths, or NULL */
     int64_t n_lens;
@@ -150,6 +154,8 @@ static int run_row(bench_command *c, workload w, const int64_t *lens)
         for (int64_t i = 0; i < w.batch; i++)
             w.kv_len = lens[i] > w.kv_len ? lens[i] : w.kv_len;
     }
+    if (w.device_type == MLA_DEVICE_CUDA)
+        return cuda_command_row(&c->cuda, &w, lens);
     if (c->n_rows == MAX_ROWS)
         return cli_refuse("more than %d rows", MAX_ROWS);
     bench_row *row = &c->rows[c->n_rows];
@@ -269,9 +275,14 @@ static void print_help(void)
            "                                     loguniform:LOW:HIGH[:SEED] for --batch requests\n"
            "  --cold [0|1]                       rotate over more data than the caches hold\n"
            "  --rounds N --seconds S             rounds, and seconds of work in all (7, 0.7)\n"
-           "  --solution NAME --threads N --seed N --device cpu\n"
+           "  --solution NAME --threads N --seed N --device cpu|cuda[:N]\n"
            "  --json                             a JSON line for each row\n"
-           "  --plot F.svg                       the rows on the measured roofline\n");
+           "  --plot F.svg                       the rows on the measured roofline\n\n"
+           "mla bench [OPERATOR] --device cuda[:N] --against F.csv\n\n"
+           "  every row of the file beside its peer, with bars; --plot draws both\n"
+           "  --extra                            also the rows that the bars need and no file has\n"
+           "  --also NAME                        a second solution on each attention row\n"
+           "  --markdown F.md                    the tables as Markdown\n");
 }
 
 static bool add_values(axis *a, int option, char *text)
@@ -301,6 +312,10 @@ enum {
     OPT_ROUNDS,
     OPT_SECONDS,
     OPT_SEED,
+    OPT_AGAINST,
+    OPT_EXTRA,
+    OPT_ALSO,
+    OPT_MARKDOWN,
     OPT_HELP
 };
 
@@ -315,6 +330,10 @@ static const struct option options[] = {
     {"rounds", required_argument, NULL, OPT_ROUNDS},
     {"seconds", required_argument, NULL, OPT_SECONDS},
     {"seed", required_argument, NULL, OPT_SEED},
+    {"against", required_argument, NULL, OPT_AGAINST},
+    {"extra", no_argument, NULL, OPT_EXTRA},
+    {"also", required_argument, NULL, OPT_ALSO},
+    {"markdown", required_argument, NULL, OPT_MARKDOWN},
     {"help", no_argument, NULL, OPT_HELP},
     {NULL, 0, NULL, 0},
 };
@@ -329,6 +348,7 @@ static bool take_option(bench_command *c, int option, char *text)
         return cli_int("--threads", text, 1, 1024, &c->threads);
     case OPT_COLD:
         c->is_cold_given = true;
+        c->has_cpu_options = true;
         c->settings.is_cold = true;
         return text == NULL || cli_bool("--cold", text, &c->settings.is_cold);
     case OPT_SOLUTION:
@@ -344,16 +364,30 @@ static bool take_option(bench_command *c, int option, char *text)
         c->lengths = text;
         return true;
     case OPT_ROUNDS:
+        c->has_cpu_options = true;
         if (!cli_int("--rounds", text, 1, 1000, &integer))
             return false;
         c->settings.rounds = (int32_t)integer;
         return true;
     case OPT_SECONDS:
+        c->has_cpu_options = true;
         return cli_double("--seconds", text, 0.0, 3600.0, &c->settings.seconds);
     case OPT_SEED:
         if (!cli_int("--seed", text, 0, INT64_C(1) << 53, &integer))
             return false;
         c->settings.seed = (uint64_t)integer;
+        return true;
+    case OPT_AGAINST:
+        c->against = text;
+        return true;
+    case OPT_EXTRA:
+        c->cuda.with_extras = true;
+        return true;
+    case OPT_ALSO:
+        c->cuda.bench.also = text;
+        return true;
+    case OPT_MARKDOWN:
+        c->cuda.markdown = text;
         return true;
     default:
         break;
@@ -368,10 +402,7 @@ static bool take_option(bench_command *c, int option, char *text)
         if (!workload_set(&trial, option, a->values[i]))
             return false;
     }
-    if (trial.device_type == MLA_DEVICE_CPU)
-        return true;
-    cli_refuse("--device cuda: this build times operators on the CPU only; use cpu");
-    return false;
+    return true;
 }
 
 /* Ceilings that the machine did not reach make shares look better than they are. */
@@ -393,7 +424,61 @@ static void tell_disturbance(const bench_command *c)
                 (int)n, (int)c->n_rows, bench_dot_flop_per_cycle(), least);
 }
 
-static int run_bench(bench_command *c, int32_t op)
+/* Which devices the rows run on. */
+typedef struct devices {
+    bool has_cpu, has_cuda;
+    workload cuda; /* with the last GPU named */
+} devices;
+
+static devices named_devices(const bench_command *c)
+{
+    devices d = {.cuda = workload_default(MLA_OP_DECODE)};
+    const axis *a = &c->axes[WORKLOAD_OPT_DEVICE - WORKLOAD_OPTION_FIRST];
+    for (int32_t i = 0; i < a->n; i++) {
+        workload w = workload_default(MLA_OP_DECODE);
+        workload_set(&w, WORKLOAD_OPT_DEVICE, a->values[i]);
+        if (w.device_type == MLA_DEVICE_CUDA)
+            d.cuda = w;
+        d.has_cuda = d.has_cuda || w.device_type == MLA_DEVICE_CUDA;
+        d.has_cpu = d.has_cpu || w.device_type == MLA_DEVICE_CPU;
+    }
+    d.has_cpu = d.has_cpu || a->n == 0;
+    return d;
+}
+
+/* Options that do not go together. */
+static bool check_options(const bench_command *c, const devices *d, int32_t op, bool is_all)
+{
+    int32_t n_axes = 0;
+    for (int32_t i = 0; i < N_AXES; i++)
+        n_axes += c->axes[i].n > 0 && i != WORKLOAD_OPT_DEVICE - WORKLOAD_OPTION_FIRST;
+    bool wants_cuda = c->against != NULL || c->cuda.with_extras || c->cuda.bench.also != NULL ||
+                      c->cuda.markdown != NULL;
+    if (wants_cuda && (!d->has_cuda || d->has_cpu))
+        cli_refuse("--against, --extra, --also and --markdown need --device cuda, alone");
+    else if (d->has_cpu && d->has_cuda)
+        cli_refuse("--device takes cpu or cuda[:N], one a command");
+    else if (c->has_cpu_options && d->has_cuda)
+        cli_refuse("--cold, --rounds and --seconds are for the CPU; a GPU replays a graph 20 times "
+                   "on the same tensors");
+    else if (c->cuda.with_extras && c->against == NULL)
+        cli_refuse("--extra goes with --against");
+    else if (c->against != NULL && (n_axes > 0 || c->lengths != NULL || is_all))
+        cli_refuse("--against takes its problems from the file; leave out \"all\" and the options "
+                   "of the problem");
+    else if (c->against == NULL && !is_all && op == MLA_OP_NONE)
+        cli_refuse("mla bench takes an operator, all, or --against F.csv");
+    else
+        return true;
+    return false;
+}
+
+static int run_problems(bench_command *c, int32_t op)
+{
+    return op == MLA_OP_NONE ? run_suite(c) : run_combinations(c, workload_default(op), 0);
+}
+
+static int run_on_cpu(bench_command *c, int32_t op)
 {
     c->ctx = cli_context(c->threads, NULL);
     c->rows = calloc(MAX_ROWS, sizeof *c->rows);
@@ -403,7 +488,7 @@ static int run_bench(bench_command *c, int32_t op)
     }
     c->device = (mla_device_info)MLA_DEVICE_INFO_INIT;
     mla_context_describe_device(c->ctx, MLA_DEVICE_CPU, 0, &c->device, NULL);
-    int code = op == MLA_OP_NONE ? run_suite(c) : run_combinations(c, workload_default(op), 0);
+    int code = run_problems(c, op);
     if (code == CLI_OK && c->n_failed > 0)
         code = CLI_FAILED;
     tell_disturbance(c);
@@ -415,6 +500,20 @@ static int run_bench(bench_command *c, int32_t op)
     return code;
 }
 
+static int run_on_cuda(bench_command *c, int32_t op, const workload *like)
+{
+    c->cuda.threads = c->threads;
+    c->cuda.as_json = c->as_json;
+    c->cuda.plot = c->plot;
+    c->cuda.bench.seed = c->settings.seed;
+    c->cuda.bench.solution = c->settings.solution;
+    int code = c->against != NULL ? cuda_command_against(&c->cuda, c->against, op, like)
+                                  : run_problems(c, op);
+    if (code == CLI_OK && c->cuda.n_failed > 0)
+        code = CLI_FAILED;
+    return cuda_command_end(&c->cuda, code);
+}
+
 int mla_bench_run(int argc, char **argv, const bench_peer *const *peers, int32_t n_peers)
 {
     bench_command command = {
@@ -423,12 +522,14 @@ int mla_bench_run(int argc, char **argv, const bench_peer *const *peers, int32_t
         print_help();
         return CLI_OK;
     }
-    bool is_all = argc >= 2 && strcmp(argv[1], "all") == 0;
-    int32_t op = argc >= 2 ? mla_op_from_name(argv[1]) : MLA_OP_NONE;
-    if (!is_all && op_find(op) == NULL)
+    /* The operator may be left out before options only: --against then takes all of its rows. */
+    bool has_word = argc >= 2 && strncmp(argv[1], "--", 2) != 0;
+    bool is_all = has_word && strcmp(argv[1], "all") == 0;
+    int32_t op = has_word ? mla_op_from_name(argv[1]) : MLA_OP_NONE;
+    if (has_word && !is_all && op_find(op) == NULL)
         return cli_refuse("mla bench takes an operator or all: decode, prefill, extend, merge, "
                           "write, gather, rope, rope_write, absorb, project, pack");
-    optind = 2;
+    optind = has_word ? 2 : 1;
     for (int option; (option = cli_next(argc, argv, options)) != CLI_END;) {
         if (option == OPT_HELP) {
             print_help();
@@ -437,7 +538,10 @@ int mla_bench_run(int argc, char **argv, const bench_peer *const *peers, int32_t
         if (option == CLI_BAD || !take_option(&command, option, optarg))
             return CLI_REFUSED;
     }
-    return run_bench(&command, is_all ? MLA_OP_NONE : op);
+    devices d = named_devices(&command);
+    if (!check_options(&command, &d, op, is_all))
+        return CLI_REFUSED;
+    return d.has_cuda ? run_on_cuda(&command, op, &d.cuda) : run_on_cpu(&command, op);
 }
 
 int mla_tool_bench(int argc, char **argv)

@@ -31,6 +31,8 @@ typedef struct machine {
     int32_t threads;
     long cores;
     long cache_bytes[3]; /* L1 data, L2, L3; 0 = the system does not tell */
+    int32_t device_type; /* --device; 0 = all */
+    int32_t device_index;
     int32_t n_solutions;
     int32_t n_here;
     int32_t n_cuda;
@@ -41,6 +43,11 @@ typedef struct machine {
 static long positive(long value)
 {
     return value > 0 ? value : 0;
+}
+
+static bool is_asked(const machine *m, int32_t device_type, int32_t index)
+{
+    return m->device_type == 0 || (m->device_type == device_type && m->device_index == index);
 }
 
 static void look(const mla_context *ctx, machine *m)
@@ -73,12 +80,16 @@ static void look(const mla_context *ctx, machine *m)
 
 static void add_devices(cJSON *devices, const machine *m)
 {
-    cJSON *cpu = cJSON_CreateObject();
-    cJSON_AddStringToObject(cpu, "device", "cpu");
-    cJSON_AddStringToObject(cpu, "name", m->cpu.name);
-    cJSON_AddNumberToObject(cpu, "processors", m->cpu.n_processors);
-    cJSON_AddItemToArray(devices, cpu);
+    if (is_asked(m, MLA_DEVICE_CPU, 0)) {
+        cJSON *cpu = cJSON_CreateObject();
+        cJSON_AddStringToObject(cpu, "device", "cpu");
+        cJSON_AddStringToObject(cpu, "name", m->cpu.name);
+        cJSON_AddNumberToObject(cpu, "processors", m->cpu.n_processors);
+        cJSON_AddItemToArray(devices, cpu);
+    }
     for (int32_t i = 0; i < m->n_cuda && i < MAX_DEVICES; i++) {
+        if (!is_asked(m, MLA_DEVICE_CUDA, i))
+            continue;
         char text[24];
         cJSON *device = cJSON_CreateObject();
         snprintf(text, sizeof text, "cuda:%d", (int)i);
@@ -134,12 +145,15 @@ static int print_text(const machine *m)
     printf("cores         %ld online, %d used\n", m->cores, (int)m->threads);
     printf("caches        L1d %ld KiB, L2 %ld KiB, L3 %ld KiB\n", m->cache_bytes[0] / 1024,
            m->cache_bytes[1] / 1024, m->cache_bytes[2] / 1024);
-    printf("devices       cpu\n");
-    for (int32_t i = 0; i < m->n_cuda && i < MAX_DEVICES; i++)
+    printf("devices       %s\n", is_asked(m, MLA_DEVICE_CPU, 0) ? "cpu" : "");
+    for (int32_t i = 0; i < m->n_cuda && i < MAX_DEVICES; i++) {
+        if (!is_asked(m, MLA_DEVICE_CUDA, i))
+            continue;
         printf("              cuda:%d %s, sm_%d, %d multiprocessors, L2 %lld MiB, driver %d.%d\n",
                (int)i, m->cuda[i].name, (int)m->cuda[i].arch, (int)m->cuda[i].n_processors,
                (long long)(m->cuda[i].l2_bytes >> 20), (int)(m->cuda[i].driver_version / 1000),
                (int)(m->cuda[i].driver_version % 1000 / 10));
+    }
     if (m->n_cuda == 0)
         printf("              no cuda: %s\n", m->cuda_reason);
     printf("solutions     %d, of which %d run here (mla list)\n", (int)m->n_solutions,
@@ -149,9 +163,10 @@ static int print_text(const machine *m)
     return CLI_OK;
 }
 
-enum { OPT_JSON = 256, OPT_HELP };
+enum { OPT_DEVICE = 256, OPT_JSON, OPT_HELP };
 
 static const struct option options[] = {
+    {"device", required_argument, NULL, OPT_DEVICE},
     {"json", no_argument, NULL, OPT_JSON},
     {"help", no_argument, NULL, OPT_HELP},
     {NULL, 0, NULL, 0},
@@ -160,21 +175,29 @@ static const struct option options[] = {
 int mla_tool_info(int argc, char **argv)
 {
     bool as_json = false;
+    machine m = {.n_solutions = 0};
     for (int option; (option = cli_next(argc, argv, options)) != CLI_END;) {
         if (option == OPT_HELP) {
-            printf("mla info [--json]\n\nVersion, processor, features, cores and devices.\n");
+            printf("mla info [--device cpu|cuda[:N]] [--json]\n\n"
+                   "Version, processor, features, cores and devices.\n");
             return CLI_OK;
         }
-        if (option != OPT_JSON)
+        if (option == OPT_JSON)
+            as_json = true;
+        else if (option != OPT_DEVICE ||
+                 !cli_device("--device", optarg, &m.device_type, &m.device_index))
             return CLI_REFUSED;
-        as_json = true;
     }
     mla_context *ctx = cli_context_unforced();
     if (ctx == NULL)
         return CLI_REFUSED;
-    machine m = {.n_solutions = 0};
     look(ctx, &m);
-    int code = as_json ? print_json(&m) : print_text(&m);
+    int code = CLI_OK;
+    if (m.device_type == MLA_DEVICE_CUDA && m.device_index >= m.n_cuda)
+        code = cli_refuse("--device cuda:%d: there are %d%s%s", (int)m.device_index, (int)m.n_cuda,
+                          m.n_cuda == 0 ? ": " : "", m.n_cuda == 0 ? m.cuda_reason : "");
+    else
+        code = as_json ? print_json(&m) : print_text(&m);
     mla_context_destroy(ctx);
     return code;
 }

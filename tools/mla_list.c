@@ -20,7 +20,19 @@ static mla_status describe(const mla_context *ctx, int32_t index, mla_solution_i
     return mla_solution_describe(ctx, index, info, diag);
 }
 
-static int list_json(const mla_context *ctx, int32_t op)
+/* Which rows are told; 0 = all. */
+typedef struct selection {
+    int32_t op;
+    int32_t device_type;
+} selection;
+
+static bool is_selected(const selection *s, const mla_solution_info *info)
+{
+    return (s->op == MLA_OP_NONE || info->op == s->op) &&
+           (s->device_type == 0 || info->device_type == s->device_type);
+}
+
+static int list_json(const mla_context *ctx, const selection *s)
 {
     cJSON *root = cJSON_CreateObject();
     cJSON_AddStringToObject(root, "version", mla_version_string());
@@ -33,7 +45,7 @@ static int list_json(const mla_context *ctx, int32_t op)
             cJSON_Delete(root);
             return cli_refuse_status(status, &diag);
         }
-        if (op != MLA_OP_NONE && info.op != op)
+        if (!is_selected(s, &info))
             continue;
         cJSON *row = cJSON_CreateObject();
         cJSON_AddStringToObject(row, "name", info.name);
@@ -49,7 +61,7 @@ static int list_json(const mla_context *ctx, int32_t op)
     return cli_print_json(root);
 }
 
-static int list_text(const mla_context *ctx, int32_t op)
+static int list_text(const mla_context *ctx, const selection *s)
 {
     printf("%-32s %-10s %-4s %-9s %s\n", "solution", "operator", "dev", "here",
            "formats; features");
@@ -59,7 +71,7 @@ static int list_text(const mla_context *ctx, int32_t op)
         mla_status status = describe(ctx, i, &info, &diag);
         if (status != MLA_OK)
             return cli_refuse_status(status, &diag);
-        if (op != MLA_OP_NONE && info.op != op)
+        if (!is_selected(s, &info))
             continue;
         printf("%-32s %-10s %-4s %-9s %s; %s%s%s\n", info.name, mla_op_name(info.op),
                device_name(info.device_type), info.runs_here ? "runs" : "does not", info.formats,
@@ -71,14 +83,15 @@ static int list_text(const mla_context *ctx, int32_t op)
 static void print_help(void)
 {
     printf(
-        "mla list [--op OPERATOR] [--json]\n\n"
+        "mla list [--op OPERATOR] [--device cpu|cuda[:N]] [--json]\n\n"
         "Every solution (kernel): operator, device, whether it runs here, formats and features.\n");
 }
 
-enum { OPT_OP = 256, OPT_JSON, OPT_HELP };
+enum { OPT_OP = 256, OPT_DEVICE, OPT_JSON, OPT_HELP };
 
 static const struct option options[] = {
     {"op", required_argument, NULL, OPT_OP},
+    {"device", required_argument, NULL, OPT_DEVICE},
     {"json", no_argument, NULL, OPT_JSON},
     {"help", no_argument, NULL, OPT_HELP},
     {NULL, 0, NULL, 0},
@@ -87,13 +100,18 @@ static const struct option options[] = {
 int mla_tool_list(int argc, char **argv)
 {
     bool as_json = false;
-    int32_t op = MLA_OP_NONE;
+    selection s = {MLA_OP_NONE, 0};
+    int32_t device_index = 0;
     for (int option; (option = cli_next(argc, argv, options)) != CLI_END;) {
         switch (option) {
         case OPT_OP:
-            op = mla_op_from_name(optarg);
-            if (op == MLA_OP_NONE)
+            s.op = mla_op_from_name(optarg);
+            if (s.op == MLA_OP_NONE)
                 return cli_refuse("--op is \"%.40s\", which is no operator", optarg);
+            break;
+        case OPT_DEVICE:
+            if (!cli_device("--device", optarg, &s.device_type, &device_index))
+                return CLI_REFUSED;
             break;
         case OPT_JSON:
             as_json = true;
@@ -108,7 +126,13 @@ int mla_tool_list(int argc, char **argv)
     mla_context *ctx = cli_context_unforced();
     if (ctx == NULL)
         return CLI_REFUSED;
-    int code = as_json ? list_json(ctx, op) : list_text(ctx, op);
+    int32_t n_devices = mla_context_device_count(ctx, MLA_DEVICE_CUDA);
+    int code = CLI_OK;
+    /* Without any GPU the list still says of each row why it does not run. */
+    if (n_devices > 0 && device_index >= n_devices)
+        code = cli_refuse("--device cuda:%d: there are %d", (int)device_index, (int)n_devices);
+    else
+        code = as_json ? list_json(ctx, &s) : list_text(ctx, &s);
     mla_context_destroy(ctx);
     return code;
 }

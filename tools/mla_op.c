@@ -10,6 +10,7 @@
  * the library's version. It appears only when everything went well.
  */
 #include "cli.h"
+#include "device_memory.h"
 #include "op_file.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,14 +49,94 @@ static bool make_outputs(op_file *file)
     return true;
 }
 
+/* A tensor's memory on both sides. */
+typedef struct mirror {
+    mla_tensor *t;
+    void *host;
+    uint64_t bytes;
+    bool is_written;
+} mirror;
+
+/* Where the call's memory lies: on the host, or mirrored on a GPU. */
+typedef struct placement {
+    device_memory *device; /* NULL = the host */
+    mirror mirrors[OP_FILE_MAX_BUFFERS];
+    int32_t n;
+} placement;
+
+static void send_tensor(placement *place, mla_tensor *t, op_role role)
+{
+    mirror *m = &place->mirrors[place->n++];
+    *m = (mirror){t, t->data, 0, role != OP_IN && role != OP_IN_OPT};
+    op_tensor_bytes(t, &m->bytes);
+    t->data = device_alloc(place->device, m->bytes);
+    device_upload(place->device, t->data, m->host, m->bytes);
+    *t = mla_tensor_on(*t, MLA_DEVICE_CUDA, device_index(place->device));
+}
+
+/* Copies every tensor to the device and says in the parameters that it lies there. */
+static void send_tensors(placement *place, op_file *file)
+{
+    for (int32_t i = 0; i < file->row->n_tensors; i++) {
+        mla_tensor *t = op_tensor_at(&file->params, file->row->tensors[i].offset);
+        if (t->rank > 0)
+            send_tensor(place, t, file->row->tensors[i].role);
+    }
+    int32_t n_states = file->row->op == MLA_OP_MERGE ? file->params.u.merge.n_states : 0;
+    for (int32_t i = 0; i < n_states; i++) {
+        send_tensor(place, &file->params.outs[i], OP_IN);
+        send_tensor(place, &file->params.lses[i], OP_IN);
+    }
+}
+
+/* Brings back what was written; the parameters point at host memory again. */
+static void fetch_tensors(placement *place)
+{
+    for (int32_t i = 0; i < place->n; i++) {
+        mirror *m = &place->mirrors[i];
+        if (m->is_written)
+            device_download(place->device, m->host, m->t->data, m->bytes);
+        device_free(place->device, m->t->data);
+        m->t->data = m->host;
+    }
+}
+
+static void *make_workspace(placement *place, op_file *file, uint64_t bytes)
+{
+    if (place->device == NULL)
+        return op_file_buffer(file, bytes);
+    void *memory = device_alloc(place->device, bytes);
+    device_fill(place->device, memory, 0, bytes);
+    return memory;
+}
+
+/* Runs the call on the device. Lengths, page ids, slots and positions are checked there: a GPU's
+ * kernels only clamp what would be an error on the CPU. */
+static mla_status run_on_device(placement *place, op_file *file, mla_context *ctx, mla_diag *diag)
+{
+    mla_device_error error;
+    mla_call *call = op_call_of(file->row, &file->params);
+    call->device_error = device_alloc(place->device, sizeof error);
+    device_fill(place->device, call->device_error, 0, sizeof error);
+    mla_status status = file->row->run(ctx, &file->params, diag);
+    device_download(place->device, &error, call->device_error, sizeof error);
+    device_free(place->device, call->device_error);
+    return status == MLA_OK ? mla_device_error_status(&error, diag) : status;
+}
+
 /* Runs on ctx; *name is the solution that was chosen. */
-static bool run_file(op_file *file, mla_context *ctx, const char *solution, const char **name)
+static bool run_file(op_file *file, mla_context *ctx, placement *place, const char *solution,
+                     const char **name)
 {
     mla_diag diag = {{0}};
     mla_problem problem = MLA_PROBLEM_INIT;
     uint64_t bytes = 0;
     mla_call *call = op_call_of(file->row, &file->params);
     call->solution = solution;
+    if (place->device != NULL) {
+        send_tensors(place, file);
+        call->stream = device_stream(place->device);
+    }
     mla_status status = file->row->problem(&file->params, &problem, &diag);
     /* An empty problem needs no solution and no workspace. */
     bool is_empty = problem.tokens == 0 && problem.batch == 0;
@@ -64,13 +145,19 @@ static bool run_file(op_file *file, mla_context *ctx, const char *solution, cons
     if (status == MLA_OK && !is_empty)
         status = mla_solution_choose(ctx, &problem, solution, name, &diag);
     if (status == MLA_OK && bytes > 0) {
-        call->workspace = op_file_buffer(file, bytes);
+        call->workspace = make_workspace(place, file, bytes);
         call->workspace_bytes = bytes;
         if (call->workspace == NULL)
             return false;
     }
-    if (status == MLA_OK)
+    if (status == MLA_OK && place->device == NULL)
         status = file->row->run(ctx, &file->params, &diag);
+    if (status == MLA_OK && place->device != NULL)
+        status = run_on_device(place, file, ctx, &diag);
+    if (place->device != NULL) {
+        device_free(place->device, call->workspace);
+        fetch_tensors(place);
+    }
     if (status == MLA_OK)
         return true;
     cli_refuse_status(status, &diag);
@@ -114,7 +201,7 @@ static void print_help(void)
     printf(
         "mla op decode|prefill|extend|merge|write|gather|rope|rope_write|absorb|project|pack\n"
         "       --in F.safetensors --out F.safetensors\n"
-        "       [--solution NAME] [--threads N] [--device cpu]\n\n"
+        "       [--solution NAME] [--threads N] [--device cpu|cuda[:N]]\n\n"
         "Runs one operator on the tensors and metadata of --in and writes its outputs to --out.\n"
         "docs/op-files.md gives the names, shapes and dtypes.\n");
 }
@@ -131,28 +218,43 @@ static const struct option options[] = {
     {NULL, 0, NULL, 0},
 };
 
-static int run_op(op_file *file, const char *out, int64_t threads, const char *solution)
+/* Where and how the operator is run. */
+typedef struct op_options {
+    const char *out;
+    const char *solution;
+    int64_t threads;
+    int32_t device_type;
+    int32_t device_index;
+} op_options;
+
+static int run_op(op_file *file, const op_options *o)
 {
+    placement place = {.device = NULL};
+    const char *name = "none";
+    char why[256] = "";
     if (!op_file_bind(file) || !make_outputs(file))
         return CLI_REFUSED;
-    mla_context *ctx = cli_context(threads, NULL);
+    mla_context *ctx = cli_context_for(o->device_type, o->threads, NULL);
     if (ctx == NULL)
         return CLI_REFUSED;
-    const char *name = "none";
-    int code = run_file(file, ctx, solution, &name) ? CLI_OK : CLI_REFUSED;
+    int code = CLI_OK;
+    if (o->device_type == MLA_DEVICE_CUDA) {
+        place.device = device_open(o->device_index, why, sizeof why);
+        if (place.device == NULL)
+            code = cli_refuse("--device cuda:%d: %s", (int)o->device_index, why);
+    }
+    if (code == CLI_OK && !run_file(file, ctx, &place, o->solution, &name))
+        code = CLI_REFUSED;
     if (code == CLI_OK)
-        code = write_result(file, out, name);
+        code = write_result(file, o->out, name);
     mla_context_destroy(ctx);
+    device_close(place.device);
     return code;
 }
 
 int mla_tool_op(int argc, char **argv)
 {
-    const char *out = NULL;
-    const char *solution = NULL;
-    int64_t threads = 0;
-    int32_t device_type = MLA_DEVICE_CPU;
-    int32_t device_index = 0;
+    op_options o = {.device_type = MLA_DEVICE_CPU};
     if (argc >= 2 && strcmp(argv[1], "--help") == 0) {
         print_help();
         return CLI_OK;
@@ -176,21 +278,19 @@ int mla_tool_op(int argc, char **argv)
         if (option == OPT_IN)
             file->path = optarg;
         else if (option == OPT_OUT)
-            out = optarg;
+            o.out = optarg;
         else if (option == OPT_SOLUTION)
-            solution = optarg;
+            o.solution = optarg;
         else if (option == CLI_BAD ||
-                 (option == OPT_THREADS && !cli_int("--threads", optarg, 1, 1024, &threads)) ||
+                 (option == OPT_THREADS && !cli_int("--threads", optarg, 1, 1024, &o.threads)) ||
                  (option == OPT_DEVICE &&
-                  !cli_device("--device", optarg, &device_type, &device_index)))
+                  !cli_device("--device", optarg, &o.device_type, &o.device_index)))
             code = CLI_REFUSED;
     }
-    if (code == CLI_OK && (file->path == NULL || out == NULL))
+    if (code == CLI_OK && (file->path == NULL || o.out == NULL))
         code = cli_refuse("mla op needs --in F.safetensors and --out F.safetensors");
-    if (code == CLI_OK && device_type != MLA_DEVICE_CPU)
-        code = cli_refuse("--device cuda: this build runs operators on the CPU only; use cpu");
     if (code == CLI_OK)
-        code = run_op(file, out, threads, solution);
+        code = run_op(file, &o);
     op_file_close(file);
     free(file);
     return code;

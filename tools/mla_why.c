@@ -280,7 +280,7 @@ static void print_help(void)
            "  --rank R --rope-dim P --nope-dim N --v-dim V\n"
            "  --dtype FORMAT --kv-dtype FORMAT   f32 bf16 f16 e4m3 e5m2, caches also ds656\n"
            "  --causal 0|1 --lse 0|1 --mask --logit-cap C\n"
-           "  --solution NAME --threads N --device cpu --json\n");
+           "  --solution NAME --threads N --device cpu|cuda[:N] --json\n");
 }
 
 enum { OPT_LSE = 256, OPT_MASK, OPT_SOLUTION, OPT_THREADS, OPT_JSON, OPT_HELP };

@@ -59,6 +59,7 @@ typedef struct mla_config {
     int64_t max_tokens;     /* tokens in one forward (extends and decodes); 0 = max_bs * S */
     int64_t chunk_capacity; /* tokens of one prefix window over the batch; 0 = 32768 */
     const char *solution;   /* forced solutions for all of the backend's calls, or NULL; copied */
+    mla_device_error *device_error; /* CUDA: validate mode of all of the backend's calls, or NULL */
 } mla_config;
 
 #define MLA_CONFIG_INIT                                                                            \
@@ -77,7 +78,9 @@ typedef enum mla_forward_mode {
     MLA_FORWARD_IDLE = 4
 } mla_forward_mode;
 
-/* One forward's requests. Host tensors unless the backend is on a device. */
+/* One forward's requests. Tensors on the backend's device, but for the host twins. On a device
+ * their values are clamped where they are read, not checked, and what init makes of them is
+ * enqueued on `stream`, as the forwards that read it have to be. */
 typedef struct mla_forward_batch {
     uint32_t struct_size;
     int32_t forward_mode;        /* mla_forward_mode */
@@ -87,9 +90,9 @@ typedef struct mla_forward_batch {
     mla_tensor seq_lens;         /* i32 [>= bs]; aliased */
     mla_tensor req_to_page;      /* i32 [rows, M] */
     /* EXTEND and MIXED only: new tokens and tokens already cached, [>= E], and their host twins. */
-    mla_tensor extend_seq_lens;     /* i32 */
-    mla_tensor extend_prefix_lens;  /* i32 */
-    mla_tensor extend_seq_lens_cpu; /* i32 on the host; absent on a CPU backend = the one above */
+    mla_tensor extend_seq_lens;        /* i32 */
+    mla_tensor extend_prefix_lens;     /* i32 */
+    mla_tensor extend_seq_lens_cpu;    /* i32 on the host; on the CPU absent = the one above */
     mla_tensor extend_prefix_lens_cpu; /* likewise */
     void *stream;
 } mla_forward_batch;
@@ -118,7 +121,8 @@ typedef struct mla_prefill_metadata {
     int32_t max_extend_prefix_len;
     int32_t chunked_loop_num; /* K: number of windows; 0 without a prefix */
     int32_t reserved0;
-    const mla_tensor *chunk_kv_indices_list; /* [K]: slots i32 or i64 [tokens of the window] */
+    const mla_tensor *chunk_kv_indices_list; /* [K]: slots [tokens of the window]: i32, or i64
+                                              * where i32 does not hold them and on devices */
     mla_tensor chunked_seq_len;              /* i32 [K, E] */
     mla_tensor cu_chunked_seq_len;           /* i32 [K, E + 1] */
     const int32_t *max_chunk_len_per_loop;   /* [K] */
@@ -206,8 +210,29 @@ typedef struct mla_forward_extend_chunked_args {
         .struct_size = sizeof(mla_forward_extend_chunked_args), .is_causal = 1                     \
     }
 
-/* Called when a layer's cache rows have been enqueued for writing: transfer engines wait for it. */
+/* Called when a layer's cache rows have been enqueued for writing: transfer engines wait for it. On
+ * a device, what the recorder enqueues on `stream` (a count, an event) comes behind the rows, in a
+ * captured graph too. */
 typedef void (*mla_record_step)(void *user, void *stream);
+
+/*
+ * A recorder's user for devices: steps are counted in device memory and mirrored where the host
+ * reads them while the device runs. Both words belong to the caller and start at what he likes.
+ */
+typedef struct mla_step_counter {
+    uint32_t struct_size;
+    int32_t device_type;
+    int32_t device_index;
+    int32_t status; /* mla_status of the first step that could not be enqueued; 0 = all were */
+    mla_context *ctx;
+    uint64_t *count;  /* on the device */
+    uint64_t *mirror; /* host memory that the device can write: pinned and mapped */
+} mla_step_counter;
+
+#define MLA_STEP_COUNTER_INIT                                                                      \
+    {                                                                                              \
+        .struct_size = sizeof(mla_step_counter), .device_type = MLA_DEVICE_CUDA                    \
+    }
 
 #ifdef __cplusplus
 extern "C" {
@@ -284,7 +309,8 @@ MLA_API mla_status mla_backend_pop_num_extends(mla_backend *backend, mla_diag *d
  * q_len = T / bs must be whole. q_len > 1: verify (target: token j sees seq_len - q_len + 1 + j) or
  * draft (is_draft: token j sees seq_len + j, so the caller's length is what the first token sees).
  * The caller projects the latent output (mla_project_value). bs = 0: MLA_OK, nothing is written. Of
- * the errors only a live page id outside the pool is found after k was written.
+ * the errors only two are found after k was written: a live page id outside the pool, and out or
+ * lse that starts where another operand does.
  * Errors: MLA_ERROR_STATE (no decode metadata), MLA_ERROR_ARGUMENT (bs other than the metadata's
  * rows from num_extends on; T not a multiple), MLA_ERROR_CAPACITY (T over max_tokens, lengths over
  * context_len), MLA_ERROR_FORMAT (the pool's format or dims differ from the configuration's), and
@@ -326,6 +352,13 @@ MLA_API mla_status mla_backend_forward(mla_backend *backend, int32_t forward_mod
 /* Sets the step recorder; NULL removes it. */
 MLA_API void mla_backend_set_step_recorder(mla_backend *backend, mla_record_step record,
                                            void *user);
+
+/*
+ * A mla_record_step whose user is an mla_step_counter: adds 1 to *count and stores the sum in
+ * *mirror, on `stream` (a CUDA device) or at once (the CPU). Fit for graph capture: each replay
+ * counts.
+ */
+MLA_API void mla_count_step(void *user, void *stream);
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
 

@@ -6,8 +6,10 @@
  * from 1, unset table entries are 0, padded tokens write to slot 0. A pool of num_pages usable
  * pages therefore has num_pages + 1 pages.
  *
- * Everything here is bookkeeping on the host except the pool's memory. Thread rule: one object, one
- * thread at a time.
+ * Everything here is bookkeeping on the host except the pool's memory, which lies on the CPU or on
+ * a device of the context. Functions of a device's pool that take no stream use the device's
+ * default stream and are done when they return; the caller has waited for its own work on those
+ * rows. Thread rule: one object, one thread at a time.
  */
 #ifndef MLA_CACHE_H
 #define MLA_CACHE_H
@@ -77,7 +79,7 @@ MLA_API mla_status mla_kv_pool_pages_for_budget(const mla_kv_pool_config *config
 
 /* ctx must outlive the pool. Errors: as mla_kv_pool_bytes, MLA_ERROR_OUT_OF_MEMORY,
  * MLA_ERROR_CAPACITY (memory_bytes too small; the sentence says how much is needed),
- * MLA_ERROR_DEVICE (this version keeps pools in CPU memory). */
+ * MLA_ERROR_DEVICE (the context has no such device). */
 MLA_API mla_status mla_kv_pool_create(mla_context *ctx, const mla_kv_pool_config *config,
                                       mla_kv_pool **out, mla_diag *diag);
 

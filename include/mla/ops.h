@@ -19,10 +19,13 @@
  *  - Zero requests, zero tokens and zero lengths are legal: MLA_OK, and rows that see nothing
  *    get the empty state.
  *  - A row's result depends on its own query, keys and length only: batch mates, order, thread
- *    count, page ids and table width do not change a bit of it.
+ *    count, page ids and table width do not change a bit of it. One exception: attention of the
+ *    CUDA family "sm90a" is shared out among multiprocessors by the call's capacities and, in
+ *    decode, by all its lengths, and its last bits follow these (the same call gives the same
+ *    bits). Force the family "cuda" where batches must not matter.
  *  - Everything is read at the call, asynchronously on call.stream for CUDA tensors. No operator
- *    allocates memory. Scratch comes from call.workspace, see mla_workspace_bytes; of the built-in
- *    CPU solutions only those of decode, extend and prefill need any.
+ *    allocates memory. Scratch comes from call.workspace, see mla_call and mla_workspace_bytes; of
+ *    the built-in solutions only those of decode, extend and prefill need any.
  *  - Errors, beside those named: MLA_ERROR_VERSION (struct_size), MLA_ERROR_SHAPE, _FORMAT,
  *    _STRIDE, _DEVICE, _WORKSPACE, _UNSUPPORTED (no solution takes it; the sentence says why),
  *    _NOT_FOUND (call.solution). On an error nothing was written.
@@ -53,13 +56,62 @@ typedef enum mla_op {
 #undef MLA_OP_ENTRY
 } mla_op;
 
-/* How a call runs; the same in every parameter struct. All zero is a good default. */
+/* What a call reads that only the device knows: name, value, the argument as a sentence calls it.
+ */
+#define MLA_LIVE_LIST(X)                                                                           \
+    X(MLA_LIVE_CACHE_SEQLENS, 1, "cache_seqlens")                                                  \
+    X(MLA_LIVE_GLOBAL_SEQLENS, 2, "global_seqlens")                                                \
+    X(MLA_LIVE_CU_SEQLENS_Q, 3, "cu_seqlens_q")                                                    \
+    X(MLA_LIVE_CU_SEQLENS_KV, 4, "cu_seqlens_kv")                                                  \
+    X(MLA_LIVE_PAGE_TABLE, 5, "page_table")                                                        \
+    X(MLA_LIVE_SLOTS, 6, "slots")                                                                  \
+    X(MLA_LIVE_POSITIONS, 7, "positions")
+
+typedef enum mla_live {
+#define MLA_LIVE_ENTRY(name, value, text) name = value,
+    MLA_LIVE_LIST(MLA_LIVE_ENTRY)
+#undef MLA_LIVE_ENTRY
+} mla_live;
+
+/*
+ * The error word of CUDA calls, in device memory: zeroed by the caller, filled with the first
+ * violation that a call with call.device_error meets and then kept until the caller zeroes it. Read
+ * it when the stream has passed the call; mla_device_error_status makes a status and a sentence of
+ * a copy on the host.
+ */
+typedef struct mla_device_error {
+    int32_t status; /* what the CPU would have returned (mla_status); 0 = no violation */
+    int32_t live;   /* mla_live */
+    int64_t row;    /* the request; of slots and positions the token */
+    int64_t column; /* of page_table */
+    int64_t value;  /* what stood there */
+} mla_device_error;
+
+/*
+ * The first bytes of a CUDA workspace hold counters of the library's own solutions. They are zero
+ * before the first use, each call leaves them as the next one needs them, and scratch of all
+ * solutions, callers' rows included, lies behind them.
+ */
+#define MLA_CUDA_WORKSPACE_HEAD_BYTES 8192
+
+/*
+ * How a call runs; the same in every parameter struct. All zero is a good default.
+ *
+ * A CUDA workspace is zeroed once by the caller before its first use (cuMemsetD8Async; the first
+ * MLA_CUDA_WORKSPACE_HEAD_BYTES will do) and serves one stream at a time: calls of any operators in
+ * stream order may share it, calls that may overlap need one each. It is zeroed again only after a
+ * kernel was cut off by a device error.
+ */
 typedef struct mla_call {
     const char *solution;     /* forced solutions for this call, or NULL (context.h) */
     void *stream;             /* CUstream for CUDA tensors; ignored on the CPU */
     void *workspace;          /* scratch, aligned to 64 bytes (256 on CUDA) */
     uint64_t workspace_bytes; /* at least what mla_workspace_bytes says */
-    void *reserved[4];        /* NULL */
+    /* CUDA, NULL = off: validate mode. Lengths, cumulative lengths, page ids, slots and positions
+     * are checked as on the CPU, by a small kernel before the operator's own, which clamps them all
+     * the same. Fit for graph capture. */
+    mla_device_error *device_error;
+    void *reserved[3]; /* NULL */
 } mla_call;
 
 /*
@@ -94,7 +146,17 @@ typedef struct mla_problem {
     int32_t has_k_scale;    /* a k_scale other than 1 */
     int32_t has_positions;  /* a key position other than its index */
     int32_t is_split_cache; /* latent and rope in two tensors */
+    int32_t layout;         /* decode, extend, prefill: bits of MLA_LAYOUT_*; 0 = the plainest */
+    int32_t reserved0;      /* 0 */
 } mla_problem;
+
+/* A base or a stride (of an extent over 1) of q, k, v, cache or out is no multiple of 16 bytes, or
+ * a stride is 0 or reaches 2^40 bytes. */
+#define MLA_LAYOUT_UNALIGNED 1
+/* q_rope is given and does not lie behind q's latent columns in the same rows. */
+#define MLA_LAYOUT_SPLIT_QUERY 2
+/* q, out or lse of [B, q_len, ..]: requests are not q_len token strides apart. */
+#define MLA_LAYOUT_GAPPED_BATCH 4
 
 #define MLA_PROBLEM_INIT                                                                           \
     {                                                                                              \
@@ -107,6 +169,12 @@ extern "C" {
 
 /* "decode" and so on; "unknown" otherwise. Static storage. */
 MLA_API const char *mla_op_name(int32_t op);
+
+/*
+ * What an error word, copied to the host, says: its status and in diag the sentence; MLA_OK when it
+ * is all zero. Error: MLA_ERROR_ARGUMENT (error is NULL).
+ */
+MLA_API mla_status mla_device_error_status(const mla_device_error *error, mla_diag *diag);
 
 /* The operator spelled so, or MLA_OP_NONE. */
 MLA_API int32_t mla_op_from_name(const char *name);
@@ -139,8 +207,11 @@ MLA_API mla_status mla_workspace_bytes(mla_context *ctx, const mla_problem *prob
  * the window's own q_len - 1 later rows were written before the call.
  *
  * A shard of a longer sequence (context parallel): local key i has the global position
- * key_position_first + i * key_position_stride, len above is taken from global_seqlens, the bound
- * applies to global positions, and the local bound is cut to cache_seqlens, the live local rows.
+ * key_position_first + i * key_position_stride. len above is taken from global_seqlens, also where
+ * not causal, and bounds global positions: key i is visible when its position is below the bound
+ * and i is below cache_seqlens, the live local rows. Live rows at or past the global length (a
+ * rejected draft's) are seen by no token. first other than 0 or stride other than 1 need
+ * global_seqlens.
  */
 typedef struct mla_decode_params {
     uint32_t struct_size;
@@ -236,8 +307,9 @@ MLA_API mla_status mla_prefill(mla_context *ctx, const mla_prefill_params *param
  * n states (out_i [T, H, d], lse_i f32 [T, H]) -> one: m = max lse_i, w_i = exp(lse_i - m),
  * out = sum w_i out_i / sum w_i, lse = m + ln sum w_i, in f32, in index order. A state with lse
  * -inf (or +inf, as some kernels write it) is empty: its out is not used. All empty: out 0, lse
- * -inf. One non-empty state passes unchanged bit for bit. out may be states[0].out and lse
- * states[0].lse, or overlap nothing. Strides of each operand are its own.
+ * -inf. One non-empty state passes unchanged bit for bit. A NaN lse is not empty: beside another
+ * non-empty state it makes out and lse of that row NaN. out may be outs[0] and lse lses[0], or
+ * overlap nothing. Strides of each operand are its own.
  */
 typedef struct mla_merge_state_params {
     uint32_t struct_size;

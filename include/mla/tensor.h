@@ -66,7 +66,8 @@ MLA_API const char *mla_format_name(int32_t format);
 /* The format spelled so, or MLA_FORMAT_NONE. NULL gives MLA_FORMAT_NONE. */
 MLA_API int32_t mla_format_from_name(const char *name);
 
-/* A contiguous tensor on the CPU; shape has rank extents. Ranks outside 1..5 give an absent one. */
+/* A contiguous tensor on the CPU; shape has rank extents. Ranks outside 1..5 give an absent one.
+ * Strides that would not fit are INT64_MAX: operators refuse them unless the tensor is empty. */
 static inline mla_tensor mla_tensor_make(const void *data, int32_t format, int32_t rank,
                                          const int64_t *shape)
 {
@@ -82,7 +83,8 @@ static inline mla_tensor mla_tensor_make(const void *data, int32_t format, int32
     for (int32_t i = rank - 1; i >= 0; i--) {
         t.shape[i] = shape[i];
         t.stride[i] = stride;
-        stride *= shape[i] > 0 ? shape[i] : 1;
+        if (shape[i] > 0)
+            stride = stride > INT64_MAX / shape[i] ? INT64_MAX : stride * shape[i];
     }
     return t;
 }

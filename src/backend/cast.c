@@ -3,7 +3,8 @@
  * The seed's plain cast gives NaN past 448; saturating keeps a large value large.
  *
  * in is f32, bf16, f16, e4m3 or e5m2; rows of both may be strided. Rows (t, h) are cut evenly over
- * the context's tasks. Called by forward_decode (decode_query cast) and forward_extend_chunked.
+ * the context's tasks; a device has a kernel for it. Called by forward_decode (decode_query cast)
+ * and forward_extend_chunked.
  */
 #include "backend/backend.h"
 #include "base/convert.h"
@@ -48,12 +49,17 @@ static void cast_rows(void *arg, int32_t task)
     }
 }
 
-void mlai_cast_to_e4m3(mla_context *ctx, const mla_tensor *in, const mla_tensor *out)
+mla_status mlai_cast_to_e4m3(const mla_backend *backend, void *stream, const mla_tensor *in,
+                             const mla_tensor *out, mla_diag *diag)
 {
+    const mlai_device *device = &backend->device;
     int64_t rows = in->shape[0] * in->shape[1];
     if (rows == 0 || in->shape[2] == 0)
-        return;
+        return MLA_OK;
+    if (device->runtime != NULL)
+        return device->runtime->cast(device->handle, stream, in, out, diag);
     cast_job job = {.in = in, .out = out};
-    job.n_tasks = (int32_t)mlai_min_i64(mla_context_n_threads(ctx), rows);
-    mla_context_run(ctx, job.n_tasks, cast_rows, &job);
+    job.n_tasks = (int32_t)mlai_min_i64(mla_context_n_threads(backend->ctx), rows);
+    mla_context_run(backend->ctx, job.n_tasks, cast_rows, &job);
+    return MLA_OK;
 }

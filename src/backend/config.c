@@ -13,7 +13,10 @@
 #include <stdlib.h>
 
 #define MAX_VERDICTS 256
-#define WORKSPACE_ALIGNMENT 64
+#define WORKSPACE_ALIGNMENT 256
+
+/* A configuration as of version 0.1. */
+#define MIN_CONFIG_BYTES offsetof(mla_config, device_error)
 
 float mla_softmax_scale(int32_t qk_nope_head_dim, int32_t qk_rope_head_dim, float factor,
                         float mscale_all_dim)
@@ -72,12 +75,7 @@ static mla_status check_formats(const mla_config *c, mla_diag *diag)
 static mla_status check_config(mla_config *c, mla_diag *diag)
 {
     const int64_t i32 = INT32_MAX;
-    if (c->device_type == MLA_DEVICE_CUDA)
-        return mlai_fail(diag, MLA_ERROR_UNSUPPORTED,
-                         "config.device_type is 2 (cuda): this version's backend runs on the cpu "
-                         "(1)");
-    MLAI_TRY(check_range(c->device_type, MLA_DEVICE_CPU, MLA_DEVICE_CPU, "device_type", diag));
-    MLAI_TRY(check_range(c->device_index, 0, 0, "device_index", diag));
+    MLAI_TRY(check_range(c->device_type, MLA_DEVICE_CPU, MLA_DEVICE_CUDA, "device_type", diag));
     MLAI_TRY(check_range(c->num_attention_heads, 1, i32, "num_attention_heads", diag));
     MLAI_TRY(check_range(c->attn_tp_size, 1, i32, "attn_tp_size", diag));
     if (c->num_attention_heads % c->attn_tp_size != 0)
@@ -118,10 +116,13 @@ typedef struct workspace_need {
     bool is_required; /* what every forward needs: the backend's solution must take it */
 } workspace_need;
 
-/* Raises need->bytes to the largest workspace that a row which takes this problem asks for. */
-static mla_status add_problem(workspace_need *need, const mla_problem *problem, mla_diag *diag)
+/* Raises need->bytes to the largest workspace that a row which takes this problem, on the backend's
+ * device, asks for. */
+static mla_status add_problem(workspace_need *need, mla_problem *problem, mla_diag *diag)
 {
     const mla_backend *b = need->backend;
+    problem->device_type = b->config.device_type;
+    problem->device_index = b->config.device_index;
     int32_t n = MAX_VERDICTS;
     mla_status status = mla_explain(b->ctx, problem, b->solution, need->verdicts, &n, diag);
     if (status == MLA_ERROR_CAPACITY)
@@ -288,15 +289,13 @@ mla_status mlai_backend_size_workspace(mla_backend *backend, mla_diag *diag)
                              "captured: call mla_backend_init_graph_state first",
                              (unsigned long long)need.bytes);
     uint64_t bytes = mlai_align_up(need.bytes, WORKSPACE_ALIGNMENT);
-    void *memory = bytes <= SIZE_MAX - WORKSPACE_ALIGNMENT
-                       ? calloc(1, (size_t)bytes + WORKSPACE_ALIGNMENT)
-                       : NULL;
+    void *memory = mlai_backend_alloc(backend, 1, bytes + WORKSPACE_ALIGNMENT);
     if (memory == NULL)
         return mlai_fail(diag, MLA_ERROR_OUT_OF_MEMORY,
                          "no memory for a workspace of %llu bytes: take a smaller max_tokens, "
                          "max_bs or context_len",
                          (unsigned long long)bytes);
-    free(backend->workspace_memory);
+    mlai_backend_free(backend, backend->workspace_memory);
     backend->workspace_memory = memory;
     backend->workspace =
         (void *)(uintptr_t)mlai_align_up((uint64_t)(uintptr_t)memory, WORKSPACE_ALIGNMENT);
@@ -306,13 +305,30 @@ mla_status mlai_backend_size_workspace(mla_backend *backend, mla_diag *diag)
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* n * bytes zeroed bytes; NULL when they do not fit or do not exist. */
 static void *allocate(uint64_t n, uint64_t bytes)
 {
     uint64_t total;
     if (!mlai_mul_u64(n, bytes, &total) || total > SIZE_MAX)
         return NULL;
     return calloc(1, total > 0 ? (size_t)total : 1);
+}
+
+void *mlai_backend_alloc(const mla_backend *backend, uint64_t n, uint64_t bytes)
+{
+    uint64_t total;
+    const mlai_device *device = &backend->device;
+    if (device->runtime == NULL)
+        return allocate(n, bytes);
+    return mlai_mul_u64(n, bytes, &total) ? device->runtime->alloc(device->handle, total) : NULL;
+}
+
+void mlai_backend_free(const mla_backend *backend, void *memory)
+{
+    const mlai_device *device = &backend->device;
+    if (device->runtime != NULL)
+        device->runtime->release(device->handle, memory);
+    else
+        free(memory);
 }
 
 static mla_status copy_solution(const char *solution, char **copy, mla_diag *diag)
@@ -332,16 +348,20 @@ static mla_status allocate_tables(mla_backend *b, mla_diag *diag)
 {
     const mla_config *c = &b->config;
     uint64_t max_bs = (uint64_t)c->max_bs;
-    b->page_table = allocate(max_bs * sizeof(int32_t), (uint64_t)b->table_width);
+    b->page_table = mlai_backend_alloc(b, max_bs * sizeof(int32_t), (uint64_t)b->table_width);
     b->cum_extend = allocate(max_bs + 1, sizeof(int32_t));
     b->extend_lens = allocate(max_bs, sizeof(int32_t));
     b->extend_prefixes = allocate(max_bs, sizeof(int32_t));
     bool is_complete = b->page_table != NULL && b->cum_extend != NULL && b->extend_lens != NULL &&
                        b->extend_prefixes != NULL;
+    if (!mlai_backend_is_on_host(b)) {
+        b->device_cum_extend = mlai_backend_alloc(b, max_bs + 1, sizeof(int32_t));
+        is_complete = is_complete && b->device_cum_extend != NULL;
+    }
     if (c->decode_query == MLA_DECODE_QUERY_CAST) {
         uint64_t width = (uint64_t)c->kv_lora_rank + (uint64_t)c->qk_rope_head_dim;
         uint64_t row = (uint64_t)b->num_heads * width; /* both are below 2^31 */
-        b->query_cast = allocate((uint64_t)c->max_tokens, row);
+        b->query_cast = mlai_backend_alloc(b, (uint64_t)c->max_tokens, row);
         is_complete = is_complete && b->query_cast != NULL;
     }
     if (!is_complete)
@@ -359,12 +379,15 @@ mla_status mla_backend_create(mla_context *ctx, const mla_config *config, mla_ba
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "%s is NULL: give one",
                          ctx == NULL ? "ctx" : "out");
     mla_config own;
-    MLAI_TRY(mlai_take_struct(&own, sizeof own, sizeof own, config, "mla_config", diag));
+    MLAI_TRY(mlai_take_struct(&own, sizeof own, MIN_CONFIG_BYTES, config, "mla_config", diag));
     MLAI_TRY(check_config(&own, diag));
+    mlai_device device;
+    MLAI_TRY(mlai_context_device(ctx, own.device_type, own.device_index, &device, diag));
     mla_backend *b = calloc(1, sizeof *b);
     if (b == NULL)
         return mlai_fail(diag, MLA_ERROR_OUT_OF_MEMORY, "no memory for a backend");
     b->ctx = ctx;
+    b->device = device;
     b->config = own;
     b->num_heads = own.num_attention_heads / own.attn_tp_size;
     b->table_width = mlai_ceil_div(own.context_len, own.page_size);
@@ -389,10 +412,12 @@ void mla_backend_destroy(mla_backend *backend)
         return;
     mlai_backend_free_graph(backend);
     free(backend->solution);
-    free(backend->workspace_memory);
-    free(backend->query_cast);
-    free(backend->kv_cast);
-    free(backend->page_table);
+    mlai_backend_free(backend, backend->workspace_memory);
+    mlai_backend_free(backend, backend->query_cast);
+    mlai_backend_free(backend, backend->kv_cast);
+    mlai_backend_free(backend, backend->page_table);
+    mlai_backend_free(backend, backend->device_cum_extend);
+    mlai_backend_free(backend, backend->device_windows);
     free(backend->cum_extend);
     free(backend->extend_lens);
     free(backend->extend_prefixes);

@@ -16,6 +16,28 @@
  */
 #include "backend/backend.h"
 
+/* What the operators call the operands of a forward_decode. */
+static const mlai_name attention_names[] = {
+    {"page_table", "page_table[num_extends:]"}, /* of the metadata, as the lengths are */
+    {"cache_seqlens", "seq_lens[num_extends:]"},
+    {"max_seqlen_kv", "context_len"},
+    {"max_q_len", "T / bs"},
+    {"kv_cache", "pool"},
+};
+static const mlai_name write_names[] = {{"slots", "out_cache_loc"}, {"latent", "k"}, {"rope", "k"}};
+
+static mla_status name_attention(mla_diag *diag, mla_status status)
+{
+    return mlai_rename(diag, status, attention_names,
+                       (int32_t)(sizeof attention_names / sizeof attention_names[0]));
+}
+
+static mla_status name_write(mla_diag *diag, mla_status status)
+{
+    return mlai_rename(diag, status, write_names,
+                       (int32_t)(sizeof write_names / sizeof write_names[0]));
+}
+
 /* Checks an operand [T, H, width], or [T, H * width] where min_rank is 2, and views it as
  * [bs, q_len, H, width]. */
 static mla_status view_rows(const mla_backend *b, mla_tensor t, const char *name, uint32_t formats,
@@ -149,8 +171,9 @@ static mla_status set_query(const mla_backend *b, const mla_forward_decode_args 
         MLAI_TRY(mlai_backend_check_device(b, &args->q, "q", diag));
         if (is_split)
             MLAI_TRY(mlai_backend_check_device(b, &args->q_rope, "q_rope", diag));
-        p->q = mla_tensor_4d(b->query_cast, MLA_FORMAT_E4M3, args->bs, tokens / args->bs,
-                             b->num_heads, (int64_t)c->kv_lora_rank + c->qk_rope_head_dim);
+        p->q = mlai_backend_tensor(
+            b, mla_tensor_4d(b->query_cast, MLA_FORMAT_E4M3, args->bs, tokens / args->bs,
+                             b->num_heads, (int64_t)c->kv_lora_rank + c->qk_rope_head_dim));
         p->q_rope = (mla_tensor){.rank = 0};
     }
     return MLA_OK;
@@ -202,6 +225,10 @@ mla_status mlai_decode_prepare(mla_backend *backend, const mla_layer *layer, mla
     if (own->is_non_causal != 0 && own->is_non_causal != 1)
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "is_non_causal is %d: it is 0 or 1",
                          own->is_non_causal);
+    if (!own->is_non_causal && mlai_present(&own->mask))
+        return mlai_fail(diag, MLA_ERROR_ARGUMENT,
+                         "mask is given with is_non_causal 0: set it to 1, the mask alone says "
+                         "what the window shows");
     int64_t tokens = 0;
     MLAI_TRY(check_counts(backend, own, metadata, &tokens, diag));
     step->is_empty = tokens == 0;
@@ -233,7 +260,7 @@ mla_status mlai_decode_prepare(mla_backend *backend, const mla_layer *layer, mla
     MLAI_TRY(mlai_backend_check_lens(backend, &metadata->seq_lens, metadata->num_extends, own->bs,
                                      reach, metadata->page_table.shape[1], diag));
     mla_problem problem = MLA_PROBLEM_INIT;
-    MLAI_TRY(mla_decode_problem(p, &problem, diag));
+    MLAI_TRY(name_attention(diag, mla_decode_problem(p, &problem, diag)));
     return mlai_backend_fix_solution(backend, &problem, &p->call.solution, diag);
 }
 
@@ -245,25 +272,26 @@ static mla_status write_rows(mla_backend *b, mlai_decode_step *step, mla_diag *d
     if (c->qk_rope_head_dim > 0)
         rope = mla_tensor_slice(*k, k->rank - 1, c->kv_lora_rank, c->qk_rope_head_dim);
     mla_call call = mlai_backend_call(b, step->args.stream);
-    return mla_kv_pool_set_mla_kv_buffer(step->pool, step->layer.layer_id, step->args.out_cache_loc,
-                                         mla_tensor_slice(*k, k->rank - 1, 0, c->kv_lora_rank),
-                                         rope, step->layer.k_scale, 0, &call, diag);
+    return name_write(diag, mla_kv_pool_set_mla_kv_buffer(
+                                step->pool, step->layer.layer_id, step->args.out_cache_loc,
+                                mla_tensor_slice(*k, k->rank - 1, 0, c->kv_lora_rank), rope,
+                                step->layer.k_scale, 0, &call, diag));
 }
 
 /* q, and q_rope beside it, into the buffer that params.q views. */
-static void cast_query(const mla_backend *b, const mla_forward_decode_args *args)
+static mla_status cast_query(const mla_backend *b, const mla_forward_decode_args *args,
+                             mla_diag *diag)
 {
     int64_t rank = b->config.kv_lora_rank, rope = b->config.qk_rope_head_dim;
     mla_tensor whole =
-        mla_tensor_3d(b->query_cast, MLA_FORMAT_E4M3, args->q.shape[0], b->num_heads, rank + rope);
-    if (!mlai_present(&args->q_rope)) {
-        mlai_cast_to_e4m3(b->ctx, &args->q, &whole);
-        return;
-    }
+        mlai_backend_tensor(b, mla_tensor_3d(b->query_cast, MLA_FORMAT_E4M3, args->q.shape[0],
+                                             b->num_heads, rank + rope));
+    if (!mlai_present(&args->q_rope))
+        return mlai_cast_to_e4m3(b, args->stream, &args->q, &whole, diag);
     mla_tensor left = mla_tensor_slice(whole, 2, 0, rank);
     mla_tensor right = mla_tensor_slice(whole, 2, rank, rope);
-    mlai_cast_to_e4m3(b->ctx, &args->q, &left);
-    mlai_cast_to_e4m3(b->ctx, &args->q_rope, &right);
+    MLAI_TRY(mlai_cast_to_e4m3(b, args->stream, &args->q, &left, diag));
+    return mlai_cast_to_e4m3(b, args->stream, &args->q_rope, &right, diag);
 }
 
 mla_status mlai_decode_run(mla_backend *backend, mlai_decode_step *step, mla_diag *diag)
@@ -273,8 +301,8 @@ mla_status mlai_decode_run(mla_backend *backend, mlai_decode_step *step, mla_dia
     if (step->args.save_kv_cache)
         MLAI_TRY(write_rows(backend, step, diag));
     if (casts_query(backend, &step->args.q))
-        cast_query(backend, &step->args);
-    return mla_decode_with_kvcache(backend->ctx, &step->params, diag);
+        MLAI_TRY(cast_query(backend, &step->args, diag));
+    return name_attention(diag, mla_decode_with_kvcache(backend->ctx, &step->params, diag));
 }
 
 mla_status mla_backend_forward_decode(mla_backend *backend, const mla_layer *layer,

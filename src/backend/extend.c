@@ -17,6 +17,26 @@
 #include "backend/backend.h"
 #include <stdlib.h>
 
+/* What mla_prefill calls the lengths of a forward_extend, which are the metadata's. */
+static mla_status name_extend(mla_diag *diag, mla_status status)
+{
+    static const mlai_name names[] = {{"cu_seqlens_q", "cum_extend_seq_lens"},
+                                      {"cu_seqlens_kv", "cum_extend_seq_lens"},
+                                      {"max_seqlen_q", "max_extend_seq_len"},
+                                      {"max_seqlen_kv", "max_extend_seq_len"}};
+    return mlai_rename(diag, status, names, (int32_t)(sizeof names / sizeof names[0]));
+}
+
+/* The same for forward_extend_chunked, which gets them from the caller. */
+static mla_status name_chunked(mla_diag *diag, mla_status status)
+{
+    static const mlai_name names[] = {{"cu_seqlens_q", "cum_seq_lens_q"},
+                                      {"cu_seqlens_kv", "cum_seq_lens_kv"},
+                                      {"max_seqlen_q", "max_q_len"},
+                                      {"max_seqlen_kv", "max_kv_len"}};
+    return mlai_rename(diag, status, names, (int32_t)(sizeof names / sizeof names[0]));
+}
+
 /* The pieces that both forwards share: q, k, v against the configuration and its capacities. */
 static mla_status check_qkv(const mla_backend *b, const mla_tensor *q, const mla_tensor *k,
                             const mla_tensor *v, mla_diag *diag)
@@ -92,7 +112,7 @@ static mla_status prepare_extend(mla_backend *b, const mla_layer *layer,
     }
     p->call = mlai_backend_call(b, own.stream);
     mla_problem problem = MLA_PROBLEM_INIT;
-    return mla_prefill_problem(p, &problem, diag);
+    return name_extend(diag, mla_prefill_problem(p, &problem, diag));
 }
 
 mla_status mla_backend_forward_extend(mla_backend *backend, const mla_layer *layer,
@@ -102,7 +122,7 @@ mla_status mla_backend_forward_extend(mla_backend *backend, const mla_layer *lay
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "backend is NULL: give one");
     mla_prefill_params p;
     MLAI_TRY(prepare_extend(backend, layer, args, &p, diag));
-    return mla_prefill(backend->ctx, &p, diag);
+    return name_extend(diag, mla_prefill(backend->ctx, &p, diag));
 }
 
 /* ---- forward_extend_chunked ------------------------------------------------------------------ */
@@ -113,12 +133,9 @@ static mla_status need_kv_cast(mla_backend *b, mla_diag *diag)
     const mla_config *c = &b->config;
     uint64_t width =
         (uint64_t)c->qk_nope_head_dim + (uint64_t)c->qk_rope_head_dim + (uint64_t)c->v_head_dim;
-    uint64_t bytes;
     if (b->kv_cast != NULL)
         return MLA_OK;
-    if (mlai_mul_u64((uint64_t)b->num_heads * width, (uint64_t)b->max_kv_tokens, &bytes) &&
-        bytes <= SIZE_MAX)
-        b->kv_cast = malloc((size_t)bytes);
+    b->kv_cast = mlai_backend_alloc(b, (uint64_t)b->num_heads * width, (uint64_t)b->max_kv_tokens);
     if (b->kv_cast == NULL)
         return mlai_fail(diag, MLA_ERROR_OUT_OF_MEMORY,
                          "no memory to cast k and v of %lld tokens to e4m3: give them in e4m3, or "
@@ -136,12 +153,14 @@ static mla_status plan_cast(mla_backend *b, mla_prefill_params *p, mla_diag *dia
     MLAI_TRY(need_kv_cast(b, diag));
     int64_t n = p->k.shape[0], heads = b->num_heads;
     if (p->k.format != MLA_FORMAT_E4M3)
-        p->k = mla_tensor_3d(b->kv_cast, MLA_FORMAT_E4M3, n, heads, p->k.shape[2]);
+        p->k = mlai_backend_tensor(
+            b, mla_tensor_3d(b->kv_cast, MLA_FORMAT_E4M3, n, heads, p->k.shape[2]));
     uint8_t *values =
         b->kv_cast + b->max_kv_tokens * heads *
                          ((int64_t)b->config.qk_nope_head_dim + b->config.qk_rope_head_dim);
     if (p->v.format != MLA_FORMAT_E4M3)
-        p->v = mla_tensor_3d(values, MLA_FORMAT_E4M3, n, heads, p->v.shape[2]);
+        p->v =
+            mlai_backend_tensor(b, mla_tensor_3d(values, MLA_FORMAT_E4M3, n, heads, p->v.shape[2]));
     return MLA_OK;
 }
 
@@ -185,15 +204,15 @@ mla_status mla_backend_forward_extend_chunked(mla_backend *backend,
     p.call = mlai_backend_call(backend, own.stream);
     MLAI_TRY(plan_cast(backend, &p, diag));
     mla_problem problem = MLA_PROBLEM_INIT;
-    MLAI_TRY(mla_prefill_problem(&p, &problem, diag));
+    MLAI_TRY(name_chunked(diag, mla_prefill_problem(&p, &problem, diag)));
 
     if (own.is_causal && backend->record != NULL)
         backend->record(backend->record_user, own.stream);
     if (p.k.data != own.k.data)
-        mlai_cast_to_e4m3(backend->ctx, &own.k, &p.k);
+        MLAI_TRY(mlai_cast_to_e4m3(backend, own.stream, &own.k, &p.k, diag));
     if (p.v.data != own.v.data)
-        mlai_cast_to_e4m3(backend->ctx, &own.v, &p.v);
-    return mla_prefill(backend->ctx, &p, diag);
+        MLAI_TRY(mlai_cast_to_e4m3(backend, own.stream, &own.v, &p.v, diag));
+    return name_chunked(diag, mla_prefill(backend->ctx, &p, diag));
 }
 
 /* ---- dispatch -------------------------------------------------------------------------------- */
@@ -243,5 +262,5 @@ mla_status mla_backend_forward(mla_backend *backend, int32_t forward_mode, int32
     MLAI_TRY(prepare_extend(backend, layer, extend, &p, diag));
     if (records) /* save_kv_cache is 0 here: the rows are in the cache already */
         backend->record(backend->record_user, p.call.stream);
-    return mla_prefill(backend->ctx, &p, diag);
+    return name_extend(diag, mla_prefill(backend->ctx, &p, diag));
 }

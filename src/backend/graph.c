@@ -22,7 +22,7 @@ void mlai_backend_free_graph(mla_backend *backend)
     for (int32_t bs = 1; bs <= g->max_bs; bs++)
         free(g->batches[bs]);
     free(g->batches);
-    free(g->page_table);
+    mlai_backend_free(backend, g->page_table);
     *g = (mlai_graph_state){.max_bs = 0};
 }
 
@@ -37,15 +37,14 @@ mla_status mla_backend_init_graph_state(mla_backend *backend, int32_t max_bs,
         return mlai_fail(diag, MLA_ERROR_CAPACITY,
                          "max_bs is %d: this backend was made for max_bs %d", max_bs,
                          backend->config.max_bs);
-    MLAI_TRY(mlai_check_host_indices(&seq_lens_buf, "seq_lens_buf", MLAI_F(I32), max_bs, diag));
+    MLAI_TRY(mlai_backend_check_indices(backend, &seq_lens_buf, "seq_lens_buf", MLAI_F(I32), max_bs,
+                                        diag));
     mlai_graph_state fresh = {.max_bs = max_bs, .seq_lens = seq_lens_buf};
-    uint64_t cells;
-    if (mlai_mul_u64((uint64_t)max_bs, (uint64_t)backend->table_width, &cells) &&
-        cells <= SIZE_MAX / sizeof(int32_t))
-        fresh.page_table = calloc((size_t)cells, sizeof(int32_t));
+    fresh.page_table = mlai_backend_alloc(backend, (uint64_t)max_bs * sizeof(int32_t),
+                                          (uint64_t)backend->table_width);
     fresh.batches = calloc((size_t)max_bs + 1, sizeof(mlai_captured_batch *));
     if (fresh.page_table == NULL || fresh.batches == NULL) {
-        free(fresh.page_table);
+        mlai_backend_free(backend, fresh.page_table);
         free(fresh.batches);
         return mlai_fail(diag, MLA_ERROR_OUT_OF_MEMORY,
                          "no memory for a captured page table of %d requests with %lld pages each",
@@ -84,7 +83,8 @@ static mla_status check_step(const mla_backend *backend, int32_t bs, int32_t for
 
 static mla_tensor captured_table(const mla_backend *backend, int32_t bs)
 {
-    return mla_tensor_2d(backend->graph.page_table, MLA_FORMAT_I32, bs, backend->table_width);
+    return mlai_backend_tensor(backend, mla_tensor_2d(backend->graph.page_table, MLA_FORMAT_I32, bs,
+                                                      backend->table_width));
 }
 
 /* Makes the views of a batch size the current decode metadata. */
@@ -130,7 +130,6 @@ mla_status mla_backend_init_forward_metadata_replay_graph(mla_backend *backend, 
                                                           int32_t forward_mode, void *stream,
                                                           mla_diag *diag)
 {
-    (void)stream; /* host buffers: copied when the call returns */
     if (backend != NULL)
         mlai_backend_forget(backend);
     MLAI_TRY(check_step(backend, bs, forward_mode, "replayed", diag));
@@ -141,7 +140,7 @@ mla_status mla_backend_init_forward_metadata_replay_graph(mla_backend *backend, 
                          "bs %d was never captured (captured: %s): pad the batch to one of them",
                          bs, captured);
     }
-    MLAI_TRY(mlai_backend_check_rows(&req_pool_indices, &req_to_page, bs, diag));
+    MLAI_TRY(mlai_backend_check_rows(backend, &req_pool_indices, &req_to_page, bs, diag));
     if (req_to_page.shape[1] < backend->table_width)
         return mlai_fail(diag, MLA_ERROR_SHAPE,
                          "req_to_page has %lld columns: the captured table has %lld "
@@ -150,8 +149,9 @@ mla_status mla_backend_init_forward_metadata_replay_graph(mla_backend *backend, 
                          (long long)backend->config.context_len, backend->config.page_size);
     MLAI_TRY(mlai_backend_check_lens(backend, &backend->graph.seq_lens, 0, bs, 0,
                                      backend->table_width, diag));
-    MLAI_TRY(mla_build_page_table(req_to_page, mla_tensor_slice(req_pool_indices, 0, 0, bs),
-                                  captured_table(backend, bs), diag));
+    const mla_tensor table = captured_table(backend, bs);
+    MLAI_TRY(mlai_backend_gather_pages(backend, stream, &req_to_page,
+                                       mla_tensor_slice(req_pool_indices, 0, 0, bs), &table, diag));
     make_current(backend, bs, MLAI_PHASE_REPLAY);
     return MLA_OK;
 }

@@ -7,8 +7,8 @@
  * seq_lens, indices and the extends' lengths are views of the caller's arrays: a drafter that
  * bumps its lengths in place needs no new init. Page tables are gathered (rows of req_to_page by
  * request), with as many columns as both W and the table have, so that a length past the table is
- * noticed instead of read as page 0. All values are host readable here and checked before anything
- * is kept.
+ * noticed instead of read as page 0. On the CPU all values are checked before anything is kept;
+ * a device gathers its tables itself, on the batch's stream.
  *
  * Called once a forward, before the layers.
  */
@@ -57,6 +57,8 @@ mla_status mlai_backend_check_lens(const mla_backend *backend, const mla_tensor 
 {
     int64_t context_len = backend->config.context_len;
     int64_t limit = mlai_min_i64(context_len, columns * backend->config.page_size);
+    if (!mlai_backend_is_on_host(backend))
+        return MLA_OK;
     for (int64_t i = first; i < first + count; i++) {
         int64_t len = mlai_index_at(seq_lens, i);
         if (len < 0)
@@ -80,11 +82,40 @@ mla_status mlai_backend_check_lens(const mla_backend *backend, const mla_tensor 
     return MLA_OK;
 }
 
-mla_status mlai_backend_check_rows(const mla_tensor *req_pool_indices,
+mla_status mlai_backend_check_indices(const mla_backend *backend, const mla_tensor *t,
+                                      const char *name, uint32_t formats, int64_t least,
+                                      mla_diag *diag)
+{
+    if (mlai_backend_is_on_host(backend))
+        return mlai_check_host_indices(t, name, formats, least, diag);
+    MLAI_TRY(mlai_check_tensor(t, name, formats, 1, 1, true, diag));
+    MLAI_TRY(mlai_backend_check_device(backend, t, name, diag));
+    if (t->shape[0] < least)
+        return mlai_fail(diag, MLA_ERROR_SHAPE, "%s has %lld entries: at least %lld are needed",
+                         name, (long long)t->shape[0], (long long)least);
+    return MLA_OK;
+}
+
+mla_status mlai_backend_check_rows(const mla_backend *backend, const mla_tensor *req_pool_indices,
                                    const mla_tensor *req_to_page, int32_t bs, mla_diag *diag)
 {
-    MLAI_TRY(mlai_check_host_indices(req_pool_indices, "req_pool_indices", MLAI_INDICES, bs, diag));
-    return mlai_check_request_rows(req_to_page, req_pool_indices, bs, diag);
+    MLAI_TRY(mlai_backend_check_indices(backend, req_pool_indices, "req_pool_indices", MLAI_INDICES,
+                                        bs, diag));
+    if (mlai_backend_is_on_host(backend))
+        return mlai_check_request_rows(req_to_page, req_pool_indices, bs, diag);
+    MLAI_TRY(mlai_check_tensor(req_to_page, "req_to_page", MLAI_F(I32), 2, 2, true, diag));
+    return mlai_backend_check_device(backend, req_to_page, "req_to_page", diag);
+}
+
+mla_status mlai_backend_gather_pages(const mla_backend *backend, void *stream,
+                                     const mla_tensor *req_to_page, mla_tensor req_pool_indices,
+                                     const mla_tensor *table, mla_diag *diag)
+{
+    const mlai_device *device = &backend->device;
+    if (device->runtime == NULL)
+        return mla_build_page_table(*req_to_page, req_pool_indices, *table, diag);
+    return device->runtime->gather_pages(device->handle, stream, req_to_page, &req_pool_indices,
+                                         table, diag);
 }
 
 static mla_status check_counts(const mla_backend *backend, const mla_forward_batch *batch,
@@ -126,16 +157,21 @@ static mla_status check_counts(const mla_backend *backend, const mla_forward_bat
 
 /* ---- prefill --------------------------------------------------------------------------------- */
 
-/* The host's copy of an extend array: the twin where there is one, which must then agree. */
-static mla_status take_extend_lens(const mla_tensor *t, const mla_tensor *twin, const char *name,
-                                   int32_t e, int32_t *out, mla_diag *diag)
+/* The host's copy of an extend array: the twin where there is one, which must then agree. A
+ * device's array is not read. */
+static mla_status take_extend_lens(const mla_backend *backend, const mla_tensor *t,
+                                   const mla_tensor *twin, const char *name, int32_t e,
+                                   int32_t *out, mla_diag *diag)
 {
-    MLAI_TRY(mlai_check_host_indices(t, name, MLAI_F(I32), e, diag));
-    if (mlai_present(twin)) {
+    bool is_on_host = mlai_backend_is_on_host(backend);
+    MLAI_TRY(mlai_backend_check_indices(backend, t, name, MLAI_F(I32), e, diag));
+    if (mlai_present(twin) || !is_on_host) {
         char twin_name[64] = "";
         mlai_append(twin_name, sizeof twin_name, "%s_cpu", name);
         MLAI_TRY(mlai_check_host_indices(twin, twin_name, MLAI_F(I32), e, diag));
     }
+    if (!is_on_host)
+        t = twin;
     for (int32_t i = 0; i < e; i++) {
         int64_t value = mlai_index_at(t, i);
         if (value < 0)
@@ -153,16 +189,18 @@ static mla_status take_extend_lens(const mla_tensor *t, const mla_tensor *twin, 
 static mla_status init_prefill(mla_backend *backend, const mla_forward_batch *batch, mla_diag *diag)
 {
     int32_t e = batch->num_extends;
-    MLAI_TRY(take_extend_lens(&batch->extend_seq_lens, &batch->extend_seq_lens_cpu,
+    MLAI_TRY(take_extend_lens(backend, &batch->extend_seq_lens, &batch->extend_seq_lens_cpu,
                               "extend_seq_lens", e, backend->extend_lens, diag));
-    MLAI_TRY(take_extend_lens(&batch->extend_prefix_lens, &batch->extend_prefix_lens_cpu,
+    MLAI_TRY(take_extend_lens(backend, &batch->extend_prefix_lens, &batch->extend_prefix_lens_cpu,
                               "extend_prefix_lens", e, backend->extend_prefixes, diag));
+    bool is_on_host = mlai_backend_is_on_host(backend);
     int64_t tokens = 0;
     int32_t max_new = 0, max_prefix = 0;
     backend->cum_extend[0] = 0;
     for (int32_t i = 0; i < e; i++) {
         int64_t fresh = backend->extend_lens[i], prefix = backend->extend_prefixes[i];
-        int64_t len = mlai_index_at(&batch->seq_lens, i);
+        int64_t len =
+            is_on_host ? mlai_index_at(&batch->seq_lens, i) : prefix + fresh; /* else not read */
         if (len != prefix + fresh)
             return mlai_fail(diag, MLA_ERROR_ARGUMENT,
                              "seq_lens[%d] is %lld: extend_prefix_lens %lld and extend_seq_lens "
@@ -180,6 +218,13 @@ static mla_status init_prefill(mla_backend *backend, const mla_forward_batch *ba
         max_prefix =
             backend->extend_prefixes[i] > max_prefix ? backend->extend_prefixes[i] : max_prefix;
     }
+    int32_t *cum = backend->cum_extend;
+    if (!is_on_host) {
+        cum = backend->device_cum_extend;
+        MLAI_TRY(backend->device.runtime->copy(backend->device.handle, batch->stream, cum,
+                                               backend->cum_extend, ((uint64_t)e + 1) * sizeof *cum,
+                                               diag));
+    }
     backend->prefill = (mla_prefill_metadata){
         .struct_size = sizeof backend->prefill,
         .num_extends = e,
@@ -187,13 +232,13 @@ static mla_status init_prefill(mla_backend *backend, const mla_forward_batch *ba
         .req_pool_indices = mla_tensor_slice(batch->req_pool_indices, 0, 0, e),
         .extend_prefix_lens = mla_tensor_slice(batch->extend_prefix_lens, 0, 0, e),
         .extend_seq_lens = mla_tensor_slice(batch->extend_seq_lens, 0, 0, e),
-        .cum_extend_seq_lens = mla_tensor_1d(backend->cum_extend, MLA_FORMAT_I32, (int64_t)e + 1),
+        .cum_extend_seq_lens =
+            mlai_backend_tensor(backend, mla_tensor_1d(cum, MLA_FORMAT_I32, (int64_t)e + 1)),
         .extend_seq_lens_cpu = backend->extend_lens,
         .max_extend_seq_len = max_new,
         .max_extend_prefix_len = max_prefix,
     };
-    return mlai_backend_build_windows(backend, e, &batch->req_pool_indices, &batch->req_to_page,
-                                      diag);
+    return mlai_backend_build_windows(backend, batch, diag);
 }
 
 /* ---- decode ---------------------------------------------------------------------------------- */
@@ -202,16 +247,18 @@ static mla_status init_decode(mla_backend *backend, const mla_forward_batch *bat
 {
     int32_t bs = batch->bs;
     int64_t columns = backend->table_width;
-    mla_tensor seq_lens = mla_tensor_1d(NULL, MLA_FORMAT_I32, 0);
+    mla_tensor seq_lens = mlai_backend_tensor(backend, mla_tensor_1d(NULL, MLA_FORMAT_I32, 0));
     if (bs > 0) {
         columns = mlai_min_i64(columns, batch->req_to_page.shape[1]);
         seq_lens = mla_tensor_slice(batch->seq_lens, 0, 0, bs);
     }
-    mla_tensor table = mla_tensor_2d(backend->page_table, MLA_FORMAT_I32, bs, columns);
+    mla_tensor table = mlai_backend_tensor(
+        backend, mla_tensor_2d(backend->page_table, MLA_FORMAT_I32, bs, columns));
     table.stride[0] = backend->table_width;
     if (bs > 0)
-        MLAI_TRY(mla_build_page_table(
-            batch->req_to_page, mla_tensor_slice(batch->req_pool_indices, 0, 0, bs), table, diag));
+        MLAI_TRY(mlai_backend_gather_pages(backend, batch->stream, &batch->req_to_page,
+                                           mla_tensor_slice(batch->req_pool_indices, 0, 0, bs),
+                                           &table, diag));
     backend->decode = (mla_decode_metadata){
         .struct_size = sizeof backend->decode,
         .num_extends = batch->num_extends,
@@ -233,8 +280,10 @@ mla_status mla_backend_init_forward_metadata(mla_backend *backend, const mla_for
     if (own.forward_mode == MLA_FORWARD_IDLE)
         return MLA_OK;
     if (own.bs > 0) {
-        MLAI_TRY(mlai_backend_check_rows(&own.req_pool_indices, &own.req_to_page, own.bs, diag));
-        MLAI_TRY(mlai_check_host_indices(&own.seq_lens, "seq_lens", MLAI_F(I32), own.bs, diag));
+        MLAI_TRY(mlai_backend_check_rows(backend, &own.req_pool_indices, &own.req_to_page, own.bs,
+                                         diag));
+        MLAI_TRY(mlai_backend_check_indices(backend, &own.seq_lens, "seq_lens", MLAI_F(I32), own.bs,
+                                            diag));
         MLAI_TRY(mlai_backend_check_lens(backend, &own.seq_lens, 0, own.bs, 0,
                                          own.req_to_page.shape[1], diag));
     }

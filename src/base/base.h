@@ -22,6 +22,17 @@
  */
 mla_status mlai_fail(mla_diag *diag, mla_status status, const char *format, ...) MLAI_PRINTF(3, 4);
 
+/*
+ * Where one room calls another on a caller's behalf, the sentence must name what that caller gave:
+ * in the sentence of a failed call each whole word `from` becomes `to`. Returns status.
+ *   return mlai_rename(diag, mla_write_kv(ctx, &p, diag), names, n_names);
+ */
+typedef struct mlai_name {
+    const char *from;
+    const char *to;
+} mlai_name;
+mla_status mlai_rename(mla_diag *diag, mla_status status, const mlai_name *names, int32_t n_names);
+
 /* Appends to a zero-terminated string, cut at text_bytes; used for reasons and lists of names. */
 void mlai_append(char *text, size_t text_bytes, const char *format, ...) MLAI_PRINTF(3, 4);
 
@@ -34,6 +45,20 @@ static inline bool mlai_add_u64(uint64_t a, uint64_t b, uint64_t *out)
 {
     return !__builtin_add_overflow(a, b, out);
 }
+
+/* Sizes that stay UINT64_MAX once they do not fit: a query then says "too large", never a wrapped
+ * number. */
+static inline uint64_t mlai_mul_saturating(uint64_t a, uint64_t b)
+{
+    uint64_t out;
+    return mlai_mul_u64(a, b, &out) ? out : UINT64_MAX;
+}
+static inline uint64_t mlai_add_saturating(uint64_t a, uint64_t b)
+{
+    uint64_t out;
+    return mlai_add_u64(a, b, &out) ? out : UINT64_MAX;
+}
+
 static inline int64_t mlai_ceil_div(int64_t a, int64_t b)
 {
     return a / b + (a % b != 0);
@@ -67,8 +92,12 @@ static inline bool mlai_present(const mla_tensor *t)
 {
     return t->rank != 0;
 }
+/* Elements of a checked tensor; an empty one may have other extents whose product would not fit. */
 static inline int64_t mlai_numel(const mla_tensor *t)
 {
+    for (int32_t i = 0; i < t->rank; i++)
+        if (t->shape[i] == 0)
+            return 0;
     int64_t n = 1;
     for (int32_t i = 0; i < t->rank; i++)
         n *= t->shape[i];

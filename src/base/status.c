@@ -53,6 +53,35 @@ mla_status mlai_fail(mla_diag *diag, mla_status status, const char *format, ...)
     return status;
 }
 
+static bool is_word_byte(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+mla_status mlai_rename(mla_diag *diag, mla_status status, const mlai_name *names, int32_t n_names)
+{
+    if (status == MLA_OK || !diag)
+        return status;
+    mla_diag old = *diag;
+    diag->text[0] = 0;
+    for (const char *p = old.text; *p;) {
+        const char *end = p + 1;
+        while (is_word_byte(*p) && is_word_byte(*end))
+            end++;
+        const char *word = NULL;
+        for (int32_t i = 0; i < n_names && !word; i++)
+            if (strlen(names[i].from) == (size_t)(end - p) &&
+                memcmp(names[i].from, p, (size_t)(end - p)) == 0)
+                word = names[i].to;
+        if (word)
+            mlai_append(diag->text, sizeof diag->text, "%s", word);
+        else
+            mlai_append(diag->text, sizeof diag->text, "%.*s", (int)(end - p), p);
+        p = end;
+    }
+    return status;
+}
+
 void mlai_append(char *text, size_t text_bytes, const char *format, ...)
 {
     size_t used = strlen(text);

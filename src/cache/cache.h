@@ -14,6 +14,7 @@
 #define MLAI_CACHE_H
 
 #include "base/base.h"
+#include "registry/registry.h"
 #include <mla/cache.h>
 
 struct mla_kv_pool {
@@ -22,6 +23,7 @@ struct mla_kv_pool {
     uint64_t row_bytes;
     uint8_t *base; /* of layer 0, page 0 */
     void *owned;   /* what to free, NULL for a caller's memory */
+    mlai_device device;
 };
 
 static inline int64_t mlai_kv_pool_slots(const mla_kv_pool *pool)
@@ -37,8 +39,10 @@ static inline uint8_t *mlai_kv_pool_row(const mla_kv_pool *pool, int32_t layer, 
            (uint64_t)(slot % c->page_size) * c->row_stride_bytes;
 }
 
-/* Rows 0 .. n_rows - 1 of page src to page dst, in every layer. Both pages lie in the pool. */
-void mlai_kv_pool_copy_page_rows(mla_kv_pool *pool, int32_t dst, int32_t src, int32_t n_rows);
+/* Rows 0 .. n_rows - 1 of page src to page dst, in every layer. Both pages lie in the pool. Error:
+ * MLA_ERROR_DEVICE. */
+mla_status mlai_kv_pool_copy_page_rows(mla_kv_pool *pool, int32_t dst, int32_t src, int32_t n_rows,
+                                       mla_diag *diag);
 
 int64_t mlai_page_allocator_num_pages(const mla_page_allocator *allocator);
 

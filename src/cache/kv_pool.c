@@ -6,9 +6,9 @@
  * defaults the layout is packed, layer outermost, (num_pages + 1) * page_size rows a layer.
  *
  * Limits: page ids are i32, so num_pages is at most 2^31 - 2; sizes are checked in 64 bits. Memory
- * that the pool owns is zeroed by calloc, so the pages of a large pool cost nothing before their
- * first use. Who calls it: engines, the backend (get_key_buffer, set_mla_kv_buffer), the
- * allocator's copy on write.
+ * that the pool owns is zeroed, on the CPU by calloc, so that the pages of a large pool cost
+ * nothing before their first use. Who calls it: engines, the backend (get_key_buffer,
+ * set_mla_kv_buffer), the allocator's copy on write.
  */
 #include "cache/cache.h"
 #include <stdlib.h>
@@ -205,10 +205,8 @@ mla_status mla_kv_pool_create(mla_context *ctx, const mla_kv_pool_config *config
     mla_kv_pool_config own;
     uint64_t bytes = 0;
     MLAI_TRY(take_sized_config(config, &own, &bytes, diag));
-    if (own.device_type != MLA_DEVICE_CPU)
-        return mlai_fail(diag, MLA_ERROR_DEVICE,
-                         "device_type %d: this version keeps pools in CPU memory (1)",
-                         own.device_type);
+    mlai_device device;
+    MLAI_TRY(mlai_context_device(ctx, own.device_type, own.device_index, &device, diag));
     if (own.memory != NULL) {
         if ((uintptr_t)own.memory % MEMORY_ALIGNMENT != 0)
             return mlai_fail(diag, MLA_ERROR_STRIDE, "memory is not aligned to %d bytes",
@@ -223,8 +221,11 @@ mla_status mla_kv_pool_create(mla_context *ctx, const mla_kv_pool_config *config
         return mlai_fail(diag, MLA_ERROR_OUT_OF_MEMORY, "no memory for a pool's descriptor");
     pool->ctx = ctx;
     pool->row_bytes = row_payload_bytes(&own);
+    pool->device = device;
     if (own.memory == NULL) {
-        if (bytes <= SIZE_MAX - MEMORY_ALIGNMENT)
+        if (device.runtime != NULL)
+            pool->owned = device.runtime->alloc(device.handle, bytes);
+        else if (bytes <= SIZE_MAX - MEMORY_ALIGNMENT)
             pool->owned = calloc(1, (size_t)bytes + MEMORY_ALIGNMENT);
         if (pool->owned == NULL) {
             free(pool);
@@ -247,7 +248,10 @@ void mla_kv_pool_destroy(mla_kv_pool *pool)
 {
     if (pool == NULL)
         return;
-    free(pool->owned);
+    if (pool->device.runtime != NULL)
+        pool->device.runtime->release(pool->device.handle, pool->owned);
+    else
+        free(pool->owned);
     free(pool);
 }
 
@@ -310,6 +314,13 @@ mla_status mla_kv_pool_get_layer_info(const mla_kv_pool *pool, int32_t layer_id,
     return MLA_OK;
 }
 
+/* The caller gave a pool where the operators got its layer. */
+static mla_status name_pool(mla_diag *diag, mla_status status)
+{
+    static const mlai_name name = {"kv_cache", "pool"};
+    return mlai_rename(diag, status, &name, 1);
+}
+
 mla_status mla_kv_pool_set_mla_kv_buffer(mla_kv_pool *pool, int32_t layer_id, mla_tensor slots,
                                          mla_tensor latent, mla_tensor rope, float k_scale,
                                          int32_t flags, const mla_call *call, mla_diag *diag)
@@ -325,7 +336,7 @@ mla_status mla_kv_pool_set_mla_kv_buffer(mla_kv_pool *pool, int32_t layer_id, ml
     params.qk_rope_head_dim = pool->config.qk_rope_head_dim;
     if (call != NULL)
         params.call = *call;
-    return mla_write_kv(pool->ctx, &params, diag);
+    return name_pool(diag, mla_write_kv(pool->ctx, &params, diag));
 }
 
 mla_status mla_kv_pool_get_mla_kv_buffer(const mla_kv_pool *pool, int32_t layer_id,
@@ -342,5 +353,5 @@ mla_status mla_kv_pool_get_mla_kv_buffer(const mla_kv_pool *pool, int32_t layer_
     params.qk_rope_head_dim = pool->config.qk_rope_head_dim;
     if (call != NULL)
         params.call = *call;
-    return mla_gather_kv(pool->ctx, &params, diag);
+    return name_pool(diag, mla_gather_kv(pool->ctx, &params, diag));
 }

@@ -4,11 +4,49 @@
  *
  * Slots come from the host as i32 or i64 [n] and are all checked before the first byte is written.
  * A move stages one layer's rows, n * row_bytes, so that overlapping lists behave as if every
- * source had been read first. Called by engines (compaction, swapping out, transfer) and by copy
- * on write.
+ * source had been read first.
+ *
+ * A device's rows are copied one by one on its default stream, and every function waits for its
+ * copies: none of this is made for the path of a forward. Called by engines (compaction, swapping
+ * out, transfer) and by copy on write.
  */
 #include "cache/cache.h"
 #include <stdlib.h>
+
+/* Host or device memory to host or device memory; on a device enqueued on the default stream. */
+static mla_status copy(const mla_kv_pool *pool, void *to, const void *from, uint64_t bytes,
+                       mla_diag *diag)
+{
+    const mlai_device *d = &pool->device;
+    if (d->runtime != NULL)
+        return d->runtime->copy(d->handle, NULL, to, from, bytes, diag);
+    memcpy(to, from, (size_t)bytes);
+    return MLA_OK;
+}
+
+static mla_status wait(const mla_kv_pool *pool, mla_diag *diag)
+{
+    const mlai_device *d = &pool->device;
+    return d->runtime != NULL ? d->runtime->wait(d->handle, NULL, diag) : MLA_OK;
+}
+
+/* What `bytes` rows of a move are staged in; NULL when there is no memory. */
+static void *make_stage(const mla_kv_pool *pool, uint64_t bytes)
+{
+    const mlai_device *d = &pool->device;
+    if (d->runtime != NULL)
+        return d->runtime->alloc(d->handle, bytes);
+    return bytes <= SIZE_MAX ? malloc((size_t)bytes) : NULL;
+}
+
+static void free_stage(const mla_kv_pool *pool, void *stage)
+{
+    const mlai_device *d = &pool->device;
+    if (d->runtime != NULL)
+        d->runtime->release(d->handle, stage);
+    else
+        free(stage);
+}
 
 mla_status mlai_check_host_indices(const mla_tensor *t, const char *name, uint32_t formats,
                                    int64_t least, mla_diag *diag)
@@ -83,41 +121,56 @@ mla_status mla_kv_pool_move_kv_cache(mla_kv_pool *pool, mla_tensor dst_slots, ml
 
     uint64_t bytes, row_bytes = pool->row_bytes;
     uint8_t *stage = NULL;
-    if (mlai_mul_u64((uint64_t)n, row_bytes, &bytes) && bytes <= SIZE_MAX)
-        stage = malloc((size_t)bytes);
+    if (mlai_mul_u64((uint64_t)n, row_bytes, &bytes))
+        stage = make_stage(pool, bytes);
     if (stage == NULL)
         return mlai_fail(diag, MLA_ERROR_OUT_OF_MEMORY,
                          "no memory to move %lld rows of %llu bytes: move fewer at once",
                          (long long)n, (unsigned long long)row_bytes);
+    mla_status status = MLA_OK;
     for (int32_t layer = 0; layer < pool->config.num_layers; layer++) {
-        for (int64_t i = 0; i < n; i++)
-            memcpy(stage + (uint64_t)i * row_bytes,
-                   mlai_kv_pool_row(pool, layer, mlai_index_at(&src_slots, i)), row_bytes);
-        for (int64_t i = 0; i < n; i++)
-            memcpy(mlai_kv_pool_row(pool, layer, mlai_index_at(&dst_slots, i)),
-                   stage + (uint64_t)i * row_bytes, row_bytes);
+        for (int64_t i = 0; i < n && status == MLA_OK; i++)
+            status =
+                copy(pool, stage + (uint64_t)i * row_bytes,
+                     mlai_kv_pool_row(pool, layer, mlai_index_at(&src_slots, i)), row_bytes, diag);
+        for (int64_t i = 0; i < n && status == MLA_OK; i++)
+            status = copy(pool, mlai_kv_pool_row(pool, layer, mlai_index_at(&dst_slots, i)),
+                          stage + (uint64_t)i * row_bytes, row_bytes, diag);
     }
-    free(stage);
+    if (status == MLA_OK)
+        status = wait(pool, diag);
+    free_stage(pool, stage);
+    return status;
+}
+
+/* Zeroes `rows` rows that follow each other at the row stride. */
+static mla_status clear_rows(mla_kv_pool *pool, void *stream, uint8_t *row, uint64_t rows,
+                             mla_diag *diag)
+{
+    const uint64_t stride = pool->config.row_stride_bytes;
+    const mlai_device *d = &pool->device;
+    if (d->runtime != NULL)
+        return d->runtime->clear(d->handle, stream, row, stride, pool->row_bytes, rows, diag);
+    if (stride == pool->row_bytes)
+        memset(row, 0, (size_t)(pool->row_bytes * rows));
+    else
+        for (uint64_t i = 0; i < rows; i++)
+            memset(row + i * stride, 0, pool->row_bytes);
     return MLA_OK;
 }
 
 mla_status mla_kv_pool_clear(mla_kv_pool *pool, void *stream, mla_diag *diag)
 {
-    (void)stream; /* host memory: done when the call returns */
     if (pool == NULL)
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "pool is NULL: give one");
     const mla_kv_pool_config *c = &pool->config;
-    bool is_packed = c->row_stride_bytes == pool->row_bytes;
+    /* Pages that follow each other as their rows do are one run. */
+    const bool is_run = c->page_stride_bytes == c->row_stride_bytes * (uint64_t)c->page_size;
+    const int64_t step = is_run ? c->num_pages + 1 : 1;
     for (int32_t layer = 0; layer < c->num_layers; layer++)
-        for (int64_t page = 0; page <= c->num_pages; page++) {
-            uint8_t *row = mlai_kv_pool_row(pool, layer, page * c->page_size);
-            if (is_packed) {
-                memset(row, 0, pool->row_bytes * (uint64_t)c->page_size);
-                continue;
-            }
-            for (int32_t i = 0; i < c->page_size; i++, row += c->row_stride_bytes)
-                memset(row, 0, pool->row_bytes);
-        }
+        for (int64_t page = 0; page <= c->num_pages; page += step)
+            MLAI_TRY(clear_rows(pool, stream, mlai_kv_pool_row(pool, layer, page * c->page_size),
+                                (uint64_t)(step * c->page_size), diag));
     return MLA_OK;
 }
 
@@ -157,8 +210,9 @@ mla_status mla_kv_pool_export_rows(const mla_kv_pool *pool, int32_t layer_first,
     uint8_t *out = host;
     for (int32_t layer = layer_first; layer < layer_first + layer_count; layer++)
         for (int64_t i = 0; i < slots.shape[0]; i++, out += pool->row_bytes)
-            memcpy(out, mlai_kv_pool_row(pool, layer, mlai_index_at(&slots, i)), pool->row_bytes);
-    return MLA_OK;
+            MLAI_TRY(copy(pool, out, mlai_kv_pool_row(pool, layer, mlai_index_at(&slots, i)),
+                          pool->row_bytes, diag));
+    return wait(pool, diag);
 }
 
 mla_status mla_kv_pool_import_rows(mla_kv_pool *pool, int32_t layer_first, int32_t layer_count,
@@ -169,15 +223,19 @@ mla_status mla_kv_pool_import_rows(mla_kv_pool *pool, int32_t layer_first, int32
     const uint8_t *in = host;
     for (int32_t layer = layer_first; layer < layer_first + layer_count; layer++)
         for (int64_t i = 0; i < slots.shape[0]; i++, in += pool->row_bytes)
-            memcpy(mlai_kv_pool_row(pool, layer, mlai_index_at(&slots, i)), in, pool->row_bytes);
-    return MLA_OK;
+            MLAI_TRY(copy(pool, mlai_kv_pool_row(pool, layer, mlai_index_at(&slots, i)), in,
+                          pool->row_bytes, diag));
+    return wait(pool, diag);
 }
 
-void mlai_kv_pool_copy_page_rows(mla_kv_pool *pool, int32_t dst, int32_t src, int32_t n_rows)
+mla_status mlai_kv_pool_copy_page_rows(mla_kv_pool *pool, int32_t dst, int32_t src, int32_t n_rows,
+                                       mla_diag *diag)
 {
     int64_t page_size = pool->config.page_size;
     for (int32_t layer = 0; layer < pool->config.num_layers; layer++)
         for (int32_t i = 0; i < n_rows; i++)
-            memcpy(mlai_kv_pool_row(pool, layer, dst * page_size + i),
-                   mlai_kv_pool_row(pool, layer, src * page_size + i), pool->row_bytes);
+            MLAI_TRY(copy(pool, mlai_kv_pool_row(pool, layer, dst * page_size + i),
+                          mlai_kv_pool_row(pool, layer, src * page_size + i), pool->row_bytes,
+                          diag));
+    return wait(pool, diag);
 }

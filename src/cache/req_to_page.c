@@ -191,7 +191,7 @@ mla_status mla_req_to_page_reserve(mla_req_to_page *table, mla_page_allocator *a
                          "request %d needs %lld pages and %lld are free: release some or wait", req,
                          (long long)fresh, (long long)mla_page_allocator_free_count(allocator));
 
-    /* From here on nothing can fail: the pages are free and the shared ones in use. */
+    /* From here on nothing but a device can fail: the pages are free and the shared ones in use. */
     for (int64_t page = first; page < mlai_min_i64(end, owned); page++) {
         if (mla_page_allocator_ref_count(allocator, row[page]) == 1)
             continue;
@@ -199,7 +199,7 @@ mla_status mla_req_to_page_reserve(mla_req_to_page *table, mla_page_allocator *a
         MLAI_TRY(mla_page_allocator_alloc(allocator, 1, &own, diag));
         int32_t live_rows = page == first ? (int32_t)(length % page_size) : 0;
         for (int32_t i = 0; i < n_pools; i++)
-            mlai_kv_pool_copy_page_rows(pools[i], own, shared, live_rows);
+            MLAI_TRY(mlai_kv_pool_copy_page_rows(pools[i], own, shared, live_rows, diag));
         MLAI_TRY(mla_page_allocator_release(allocator, 1, &shared, diag));
         row[page] = own;
     }

@@ -136,3 +136,11 @@ DEFINE_ROW(amx_bf16, mlai_attention_f32_avx512, EVERY_Q, EVERY_KV, 105.0, 40, 13
 DEFINE_ROW(bf16_amx_bf16, mlai_attention_bf16_amx_bf16, BF16_Q, BF16_KV, 900.0, 100, 140,
            MLA_FORMAT_BF16, true)
 #endif
+#if defined(MLAI_WITH_NEON_FAMILIES)
+/* Not measured: half of the peak of a core with two (neon) units at 2.5 GHz. */
+DEFINE_ROW(neon, mlai_attention_f32_neon, EVERY_Q, EVERY_KV, 20.0, 60, 300, MLA_FORMAT_F32, false)
+DEFINE_ROW(neon_bf16, mlai_attention_f32_neon, EVERY_Q, EVERY_KV, 20.0, 60, 300, MLA_FORMAT_F32,
+           false)
+DEFINE_ROW(bf16_neon_bf16, mlai_attention_bf16_neon_bf16, BF16_Q, BF16_KV, 80.0, 200, 300,
+           MLA_FORMAT_BF16, true)
+#endif

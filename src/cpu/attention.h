@@ -11,6 +11,9 @@
  *   bf16_avx512_bf16  bf16 products, f32 sums q bf16 e4m3 e5m2; cache bf16 e4m3 e5m2 ds656
  *   amx_bf16      that of avx512              every pair
  *   bf16_amx_bf16 bf16 tiles, f32 sums        as bf16_avx512_bf16
+ *   neon          f32, fused multiply-add     every pair
+ *   neon_bf16     that of neon                every pair
+ *   bf16_neon_bf16  bf16 2x4 products, f32 sums   as bf16_avx512_bf16
  *
  * All take any head count, page size, dims, strides, masks, key positions and logit caps.
  */
@@ -36,6 +39,11 @@ MLAI_ATTENTION_DECLARE(avx512_bf16)
 MLAI_ATTENTION_DECLARE(bf16_avx512_bf16)
 MLAI_ATTENTION_DECLARE(amx_bf16)
 MLAI_ATTENTION_DECLARE(bf16_amx_bf16)
+#endif
+#if defined(MLAI_WITH_NEON_FAMILIES)
+MLAI_ATTENTION_DECLARE(neon)
+MLAI_ATTENTION_DECLARE(neon_bf16)
+MLAI_ATTENTION_DECLARE(bf16_neon_bf16)
 #endif
 
 #define MLAI_ATTENTION_ANY "q f32 bf16 f16 e4m3 e5m2; cache f32 bf16 f16 e4m3 e5m2 ds656"

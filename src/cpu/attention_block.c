@@ -8,7 +8,8 @@
 void *mlai_arena_take(mlai_arena *arena, uint64_t bytes)
 {
     uint64_t at = arena->used_bytes;
-    arena->used_bytes = at + mlai_align_up(bytes, 64);
+    uint64_t end = mlai_add_saturating(at, bytes);
+    arena->used_bytes = end > UINT64_MAX - 63 ? UINT64_MAX : mlai_align_up(end, 64);
     return arena->base ? arena->base + at : NULL;
 }
 
@@ -165,6 +166,19 @@ static void run_apart(const mlai_block *block, mlai_unit *u)
     set_pointers(memory, memory->saved, u, -1);
 }
 
+void mlai_block_keep_rows(mlai_block *block, int64_t unit)
+{
+    mlai_block_memory *memory = block->memory;
+    const void **slots[MLAI_MAX_PIECES + 1] = {memory->keys[0], memory->keys[1], memory->values};
+    int64_t first = unit * MLAI_UNIT_KEYS;
+    if (block->found <= first) {
+        block->found = first;
+        return;
+    }
+    for (int32_t slot = 0; slot <= MLAI_MAX_PIECES; slot++)
+        memcpy(slots[slot], slots[slot] + MLAI_UNIT_KEYS, MLAI_UNIT_KEYS * sizeof(void *));
+}
+
 void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *hidden,
                          mlai_triple acc, bool is_first)
 {
@@ -193,6 +207,8 @@ void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *h
         .q = memory->q,
         .n_rows = block->n_rows,
         .n_keys = n_keys,
+        .n_ahead =
+            (int32_t)mlai_max_i64(0, mlai_block_keys_end(block, unit) - first_key - MLAI_UNIT_KEYS),
         .visible = memory->visible,
         .hidden = hidden,
         .scale = block->scale,

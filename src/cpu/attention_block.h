@@ -37,6 +37,8 @@ typedef struct mlai_block {
     mlai_block_memory *memory;
     int32_t n_rows;
     int64_t max_bound; /* the largest of memory->bounds */
+    int64_t end_key;   /* keys from here on are another task's, or nobody's */
+    int64_t found;     /* keys below have their row pointers, see mlai_block_keep_rows */
     float scale;
     float cap;
     bool shares_rows; /* values are the first columns of keys[0] */
@@ -66,9 +68,21 @@ static inline int64_t mlai_block_units(int64_t max_bound)
 }
 
 /*
+ * Before a unit: row pointers that the unit before it has found go to the front. Keys
+ * block->found..mlai_block_keys_end() - 1 are then to be found; key k belongs at index
+ * k - unit * MLAI_UNIT_KEYS.
+ */
+void mlai_block_keep_rows(mlai_block *block, int64_t unit);
+
+static inline int64_t mlai_block_keys_end(const mlai_block *block, int64_t unit)
+{
+    return mlai_min_i64(unit * MLAI_UNIT_KEYS + MLAI_UNIT_POINTERS, block->end_key);
+}
+
+/*
  * One unit into acc (written when is_first, else folded). memory->keys (and values) hold the unit's
  * row pointers up to its n_keys = min(MLAI_UNIT_KEYS, max_bound - unit * MLAI_UNIT_KEYS) keys, and
- * after a full unit those of up to MLAI_AHEAD_KEYS more.
+ * from MLAI_UNIT_KEYS on those of the next unit up to end_key.
  *
  * A kernel multiplies a key's values with p = 0 for rows of the block that do not see it, which is
  * harmless as long as they are finite. Values that some row does not see are therefore looked at

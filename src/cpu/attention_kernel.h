@@ -18,8 +18,8 @@
  * long as its values are finite.
  *
  * Keys come as row pointers, so pages, strides and split tensors cost nothing here. From n_keys up
- * to the next even number the pointers lead to a row of zeros; those after it, up to
- * MLAI_AHEAD_KEYS, lead to the rows that come next or anywhere: they are for prefetching only.
+ * to the next even number the pointers lead to a row of zeros. Those from MLAI_UNIT_KEYS on are for
+ * prefetching only: n_ahead of them lead to the rows of the next unit, the others anywhere.
  */
 #ifndef MLAI_ATTENTION_KERNEL_H
 #define MLAI_ATTENTION_KERNEL_H
@@ -28,10 +28,10 @@
 
 enum {
     MLAI_UNIT_KEYS = 256,
-    MLAI_AHEAD_KEYS = 32,
-    MLAI_UNIT_POINTERS = MLAI_UNIT_KEYS + MLAI_AHEAD_KEYS,
-    MLAI_SEGMENT_UNITS = 8, /* units folded in place before the next level */
-    MLAI_BLOCK_ROWS = 128,  /* query rows of a block at most */
+    MLAI_UNIT_POINTERS = 2 * MLAI_UNIT_KEYS,  /* of a unit and the next one */
+    MLAI_TILE_POINTERS = MLAI_UNIT_KEYS + 32, /* of a unit and as many as a tile of keys */
+    MLAI_SEGMENT_UNITS = 8,                   /* units folded in place before the next level */
+    MLAI_BLOCK_ROWS = 128,                    /* query rows of a block at most */
     MLAI_MAX_PIECES = 2,
     MLAI_NARROW_HEADS = 8, /* see is_narrow */
     MLAI_DS656_TILE = 128,
@@ -61,10 +61,11 @@ typedef struct mlai_attention_shape {
 
 typedef struct mlai_unit {
     const mlai_attention_shape *shape;
-    const void *q;  /* from pack_q */
-    int32_t n_rows; /* of the block */
-    int32_t n_keys; /* the largest bound of the block's rows in this unit, 1.. */
-    const void *const *keys[MLAI_MAX_PIECES]; /* [n_keys, rounded up to even], caller's rows */
+    const void *q;   /* from pack_q */
+    int32_t n_rows;  /* of the block */
+    int32_t n_keys;  /* the largest bound of the block's rows in this unit, 1.. */
+    int32_t n_ahead; /* rows of the next unit that this task will come to */
+    const void *const *keys[MLAI_MAX_PIECES]; /* [MLAI_UNIT_POINTERS], caller's rows */
     const void *const *values;                /* likewise; keys[0] itself for a latent cache */
     const int32_t *visible; /* [n_rows, rounded up to lanes]: the row sees keys 0..visible-1 */
     const uint8_t *hidden;  /* or NULL; [n_keys][MLAI_BLOCK_ROWS], not 0 = not seen */
@@ -99,6 +100,10 @@ extern const mlai_attention_kernel mlai_attention_f32_avx2;
 extern const mlai_attention_kernel mlai_attention_f32_avx512;
 extern const mlai_attention_kernel mlai_attention_bf16_avx512_bf16;
 extern const mlai_attention_kernel mlai_attention_bf16_amx_bf16;
+#endif
+#if defined(MLAI_WITH_NEON_FAMILIES)
+extern const mlai_attention_kernel mlai_attention_f32_neon;
+extern const mlai_attention_kernel mlai_attention_bf16_neon_bf16;
 #endif
 
 /* ---- drivers -------------------------------------------------------------------------------- */

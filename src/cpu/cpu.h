@@ -43,5 +43,9 @@ extern const mla_solution mlai_rows_avx512_bf16[];
 extern const int32_t mlai_n_rows_avx512_bf16;
 extern const mla_solution mlai_rows_amx_bf16[];
 extern const int32_t mlai_n_rows_amx_bf16;
+extern const mla_solution mlai_rows_neon[];
+extern const int32_t mlai_n_rows_neon;
+extern const mla_solution mlai_rows_neon_bf16[];
+extern const int32_t mlai_n_rows_neon_bf16;
 
 #endif

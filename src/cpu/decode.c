@@ -142,10 +142,10 @@ static uint64_t task_bytes_of(const mlai_attention_kernel *kernel, const mla_pro
     *memory_bytes = arena.used_bytes;
     int64_t max_blocks = problem->batch * mlai_ceil_div(max_rows, MLAI_BLOCK_ROWS);
     /* A draft's window may reach beyond the length by its own tokens. */
-    uint64_t partial_rows = mlai_plan_partial_rows(
-        max_blocks, (int32_t)rows, problem->max_kv_len + problem->max_q_len, max_tasks);
-    mlai_arena_take(&arena,
-                    partial_rows * ((uint64_t)kernel->o_stride(&shape) + 2) * sizeof(float));
+    int64_t max_keys = mlai_min_i64(problem->max_kv_len, INT64_MAX / 2) + problem->max_q_len;
+    uint64_t partial_rows = mlai_plan_partial_rows(max_blocks, (int32_t)rows, max_keys, max_tasks);
+    uint64_t row_bytes = ((uint64_t)kernel->o_stride(&shape) + 2) * sizeof(float);
+    mlai_arena_take(&arena, mlai_mul_saturating(partial_rows, row_bytes));
     return arena.used_bytes;
 }
 
@@ -159,9 +159,9 @@ uint64_t mlai_drive_decode_bytes(const mlai_attention_kernel *kernel, const mla_
                                  const mla_exec *exec)
 {
     uint64_t memory_bytes;
-    return head_bytes(exec->n_threads) + (uint64_t)exec->n_threads * task_bytes_of(kernel, problem,
-                                                                                   exec->n_threads,
-                                                                                   &memory_bytes);
+    uint64_t task_bytes = task_bytes_of(kernel, problem, exec->n_threads, &memory_bytes);
+    return mlai_add_saturating(head_bytes(exec->n_threads),
+                               mlai_mul_saturating((uint64_t)exec->n_threads, task_bytes));
 }
 
 static mlai_block_memory task_memory(const decode_job *job, int32_t task)
@@ -246,8 +246,10 @@ static void open_block(const decode_job *job, cursor *c, mlai_block_memory *memo
     set_bounds(job, c);
 }
 
-/* Row pointers of keys first..end-1 of a request: one page-table entry read for each page. */
-static void find_rows(const decode_job *job, const cursor *c, int64_t first, int64_t end)
+/* Row pointers of keys first..end-1 of a request, counted from key `origin`: one page-table entry
+ * read for each page. */
+static void find_rows(const decode_job *job, const cursor *c, int64_t origin, int64_t first,
+                      int64_t end)
 {
     const mla_decode_params *p = job->params;
     const mla_tensor *cache = &p->kv_cache, *rope = &p->kv_cache_rope;
@@ -272,8 +274,8 @@ static void find_rows(const decode_job *job, const cursor *c, int64_t first, int
             rope_step = rope->stride[1] * job->kv_bytes;
         }
         for (int64_t i = 0; i < n; i++) {
-            latent_rows[key - first + i] = at + i * step;
-            rope_rows[key - first + i] = rope_row + i * rope_step;
+            latent_rows[key - origin + i] = at + i * step;
+            rope_rows[key - origin + i] = rope_row + i * rope_step;
         }
         key += n;
     }
@@ -306,12 +308,13 @@ static const uint8_t *hide_keys(const decode_job *job, const cursor *c, int64_t 
     return hidden;
 }
 
-static void run_unit(const decode_job *job, const cursor *c, int64_t unit, mlai_triple acc,
-                     bool is_first)
+static void run_unit(const decode_job *job, cursor *c, int64_t unit, mlai_triple acc, bool is_first)
 {
-    int64_t first = unit * MLAI_UNIT_KEYS;
+    int64_t first = unit * MLAI_UNIT_KEYS, keys_end = mlai_block_keys_end(&c->block, unit);
     int64_t end = mlai_min_i64(first + MLAI_UNIT_KEYS, c->block.max_bound);
-    find_rows(job, c, first, mlai_min_i64(first + MLAI_UNIT_POINTERS, c->block.max_bound));
+    mlai_block_keep_rows(&c->block, unit);
+    find_rows(job, c, first, c->block.found, keys_end);
+    c->block.found = keys_end;
     mlai_block_run_unit(&c->block, unit, hide_keys(job, c, first, end), acc, is_first);
 }
 
@@ -382,6 +385,7 @@ static void run_range(void *arg, int32_t task)
             open_block(job, &c, &memory, at.request, at.block);
             int64_t n_units = mlai_block_units(c.block.max_bound);
             int64_t end_unit = is_last ? end.unit : n_units;
+            c.block.end_key = mlai_min_i64(end_unit * MLAI_UNIT_KEYS, c.block.max_bound);
             if (n_units > 0)
                 pack_queries(job, &c);
             if (at.unit == 0)

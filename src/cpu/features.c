@@ -1,6 +1,6 @@
 /*
  * CPU features: what the processor has and the operating system saves (XCR0 on x86-64, HWCAP on
- * aarch64). Instructions used: cpuid, xgetbv.
+ * aarch64 Linux). Instructions used: cpuid, xgetbv.
  */
 #include "cpu/cpu.h"
 
@@ -90,12 +90,17 @@ void mlai_cpu_name(char *name, size_t name_bytes)
 
 uint64_t mlai_cpu_detect_features(void)
 {
-    uint64_t features = MLA_CPU_NEON;
 #if defined(__linux__)
-    if (getauxval(AT_HWCAP2) & (1UL << 14)) /* HWCAP2_BF16 */
-        features |= MLA_CPU_NEON_BF16;
+    /* Bits of the kernel's interface; libc headers of before 2020 lack the last one. Code that the
+     * compiler makes for bf16 may use f16 arithmetic, which every processor with bf16 has. */
+    const unsigned long asimd = 1UL << 1, asimdhp = 1UL << 10, bf16 = 1UL << 14;
+    unsigned long hwcap = getauxval(AT_HWCAP);
+    if (!(hwcap & asimd))
+        return 0;
+    if ((hwcap & asimdhp) && (getauxval(AT_HWCAP2) & bf16))
+        return MLA_CPU_NEON | MLA_CPU_NEON_BF16;
 #endif
-    return features;
+    return MLA_CPU_NEON;
 }
 
 #else

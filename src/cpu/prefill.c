@@ -78,15 +78,17 @@ static uint64_t task_bytes_of(const mlai_attention_kernel *kernel, const mla_pro
 
 static uint64_t order_bytes(const mla_problem *problem)
 {
-    return mlai_align_up((2 * (uint64_t)problem->batch + 1) * sizeof(int64_t), 64);
+    /* 2 * batch + 1 numbers, in lines of 64 bytes. */
+    return mlai_mul_saturating(((uint64_t)problem->batch + 4) / 4, 64);
 }
 
 uint64_t mlai_drive_prefill_bytes(const mlai_attention_kernel *kernel, const mla_problem *problem,
                                   const mla_exec *exec)
 {
     mlai_block_memory memory;
-    return order_bytes(problem) +
-           (uint64_t)exec->n_threads * task_bytes_of(kernel, problem, &memory, NULL);
+    uint64_t task_bytes = task_bytes_of(kernel, problem, &memory, NULL);
+    return mlai_add_saturating(order_bytes(problem),
+                               mlai_mul_saturating((uint64_t)exec->n_threads, task_bytes));
 }
 
 /* Shell sort of the requests by falling key length (ties by index), then the items' prefix sums. */
@@ -158,17 +160,21 @@ static void pack_queries(const prefill_job *job, cursor *c)
     job->kernel->pack_q(&job->shape, memory->q, rows, c->block.n_rows);
 }
 
-static void find_rows(const prefill_job *job, const cursor *c, int64_t first, int64_t end)
+/* Row pointers of keys first..end-1, counted from key `origin`. */
+static void find_rows(const prefill_job *job, const cursor *c, int64_t origin, int64_t first,
+                      int64_t end)
 {
     const mla_tensor *k = &job->params->k, *v = &job->params->v;
+    const void **keys = c->block.memory->keys[0] + (first - origin);
+    const void **values = c->block.memory->values + (first - origin);
     int64_t token = cumulative(&job->params->cu_seqlens_kv, c->request) + first;
     const char *key =
         (const char *)k->data + (token * k->stride[0] + c->key_head * k->stride[1]) * job->kv_bytes;
     const char *value =
         (const char *)v->data + (token * v->stride[0] + c->key_head * v->stride[1]) * job->kv_bytes;
     for (int64_t i = 0; i < end - first; i++) {
-        c->block.memory->keys[0][i] = key + i * k->stride[0] * job->kv_bytes;
-        c->block.memory->values[i] = value + i * v->stride[0] * job->kv_bytes;
+        keys[i] = key + i * k->stride[0] * job->kv_bytes;
+        values[i] = value + i * v->stride[0] * job->kv_bytes;
     }
 }
 
@@ -192,12 +198,15 @@ static void run_block(const prefill_job *job, cursor *c)
     mlai_block_memory *memory = c->block.memory;
     set_bounds(job, c);
     int64_t n_units = mlai_block_units(c->block.max_bound);
+    c->block.end_key = c->block.max_bound;
     if (n_units > 0)
         pack_queries(job, c);
     mlai_progress state = {.total = memory->total, .segment = memory->segment};
     for (int64_t unit = 0; unit < n_units; unit++) {
-        int64_t first = unit * MLAI_UNIT_KEYS;
-        find_rows(job, c, first, mlai_min_i64(first + MLAI_UNIT_POINTERS, c->block.max_bound));
+        int64_t end = mlai_block_keys_end(&c->block, unit);
+        mlai_block_keep_rows(&c->block, unit);
+        find_rows(job, c, unit * MLAI_UNIT_KEYS, c->block.found, end);
+        c->block.found = end;
         mlai_block_run_unit(&c->block, unit, NULL, state.segment, !state.has_segment);
         state.has_segment = true;
         mlai_progress_close(job->kernel, &state, job->o_stride, unit + 1, n_units, 0,

@@ -5,8 +5,8 @@
 #include "cpu/cpu.h"
 #include "cpu/elementwise.h"
 
-#define MLAI_ROWS_FEATURES (MLA_CPU_AVX512 | MLA_CPU_AVX512_BF16)
-#define MLAI_ROWS_FEATURES_TEXT "avx512 avx512_bf16"
+#define MLAI_ROWS_FEATURES (MLA_CPU_AVX512 | MLA_CPU_AVX512_BF16 | MLA_CPU_AVX512_VBMI)
+#define MLAI_ROWS_FEATURES_TEXT "avx512 avx512_bf16 avx512_vbmi"
 
 /* clang-format off */
 const mla_solution mlai_rows_avx512_bf16[] = {

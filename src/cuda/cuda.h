@@ -14,6 +14,7 @@
 #include "base/base.h"
 #include <cuda.h>
 #include <mla/solution.h>
+#include <stdatomic.h>
 
 /* Driver functions that libmla calls, by their unversioned names. */
 #define MLAI_CUDA_FUNCTIONS(X)                                                                     \
@@ -33,7 +34,14 @@
     X(cuLibraryUnload)                                                                             \
     X(cuLibraryGetKernel)                                                                          \
     X(cuKernelSetAttribute)                                                                        \
+    X(cuOccupancyMaxActiveClusters)                                                                \
     X(cuLaunchKernelEx)                                                                            \
+    X(cuMemAlloc)                                                                                  \
+    X(cuMemFree)                                                                                   \
+    X(cuMemcpyAsync)                                                                               \
+    X(cuMemsetD8Async)                                                                             \
+    X(cuMemsetD2D8Async)                                                                           \
+    X(cuStreamSynchronize)                                                                         \
     X(cuTensorMapEncodeTiled)                                                                      \
     X(cuGetErrorName)
 
@@ -53,9 +61,23 @@ typedef struct mlai_cuda_image {
 extern const mlai_cuda_image mlai_cuda_images[];
 extern const int32_t mlai_n_cuda_images;
 
-enum { MLAI_CUDA_MAX_DEVICES = 16, MLAI_CUDA_MAX_IMAGES = 16 };
+enum { MLAI_CUDA_MAX_DEVICES = 16, MLAI_CUDA_MAX_IMAGES = 32, MLAI_CUDA_MAX_KERNELS = 256 };
 
 typedef struct mlai_cuda mlai_cuda;
+
+/* Sizes of clusters that kernels ask for. */
+enum { MLAI_CUDA_CLUSTER_SIZES = 3 };
+#define MLAI_CUDA_CLUSTER_SIZE_LIST                                                                \
+    {                                                                                              \
+        16, 8, 4                                                                                   \
+    }
+
+/* A kernel that was looked up, found again by the address of its symbol's name. */
+typedef struct mlai_cuda_handle {
+    _Atomic(const char *) symbol; /* stored last */
+    CUkernel kernel;
+    _Atomic(uint32_t) smem_bytes; /* its dynamic shared memory limit on this device */
+} mlai_cuda_handle;
 
 typedef struct mlai_cuda_device {
     mlai_cuda *cuda;
@@ -67,6 +89,8 @@ typedef struct mlai_cuda_device {
     CUdevice device;
     CUcontext primary; /* retained on first use */
     char name[96];
+    mlai_cuda_handle handles[MLAI_CUDA_MAX_KERNELS];
+    _Atomic(int32_t) clusters[MLAI_CUDA_CLUSTER_SIZES]; /* resident at a time, plus 1; 0 unknown */
 } mlai_cuda_device;
 
 struct mlai_cuda {
@@ -95,9 +119,21 @@ const char *mlai_cuda_error_name(const mlai_cuda *cuda, CUresult result);
 mla_status mlai_cuda_enter(mlai_cuda_device *device, bool *pushed, mla_diag *diag);
 void mlai_cuda_leave(mlai_cuda_device *device, bool pushed);
 
-/* A kernel by name from an image by name, its dynamic shared memory limit raised to smem_bytes. */
-mla_status mlai_cuda_kernel(mlai_cuda_device *device, const char *image, const char *kernel,
+/*
+ * A kernel by name from an image by name, its dynamic shared memory limit raised to smem_bytes.
+ * `symbol` is a string literal: the first call of a kernel on a device looks it up and keeps it
+ * under the literal's address, later ones find it there without comparing strings.
+ */
+mla_status mlai_cuda_kernel(mlai_cuda_device *device, const char *image, const char *symbol,
                             uint32_t smem_bytes, CUkernel *out, mla_diag *diag);
+
+/*
+ * How many clusters of the size with index size_index the device holds at a time, when a
+ * multiprocessor holds one CTA of the kernel: asked once a device. Error: MLA_ERROR_DEVICE.
+ */
+mla_status mlai_cuda_clusters(mlai_cuda_device *device, CUkernel kernel, int32_t size_index,
+                              uint32_t threads, uint32_t smem_bytes, int32_t *count,
+                              mla_diag *diag);
 
 typedef struct mlai_cuda_launch {
     uint32_t grid[3];
@@ -111,5 +147,15 @@ typedef struct mlai_cuda_launch {
 /* Launches one kernel that takes one parameter struct by value, on exec->stream. */
 mla_status mlai_cuda_run(const mla_exec *exec, CUkernel kernel, const mlai_cuda_launch *launch,
                          void *params, mla_diag *diag);
+
+/* ---- the head of a workspace (ops.h): zeroed once, left ready by each launch ----------------- */
+
+enum { MLAI_CUDA_MAX_COUNTERS = 1024 };
+
+typedef struct mlai_cuda_workspace_head {
+    uint32_t decode_counters[MLAI_CUDA_MAX_COUNTERS]; /* kernels/decode_sm90a.h */
+    uint32_t prefill_counters[2];                     /* kernels/prefill_sm90a.h */
+} mlai_cuda_workspace_head;
+_Static_assert(sizeof(mlai_cuda_workspace_head) <= MLA_CUDA_WORKSPACE_HEAD_BYTES, "it fits");
 
 #endif

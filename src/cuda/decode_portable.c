@@ -8,7 +8,8 @@
  *   f32     f32 operands; q and cache of different 16-bit formats; f16 queries on ds656
  *
  * The choice depends on the call's formats, dims and own q_len and on the device, so a request has
- * the same bits whatever its batch. Workspace: first items [batch] i64 | partial results.
+ * the same bits whatever its batch. Workspace: the head, unused | first items [batch] i64 | partial
+ * results.
  */
 #include "cuda/kernels/decode_portable.h"
 #include "cuda/cuda.h"
@@ -128,7 +129,7 @@ static int64_t items_of(const mla_problem *problem, const decode_plan *plan)
     return __builtin_mul_overflow(blocks, splits, &items) ? most : mlai_min_i64(items, most);
 }
 
-static uint64_t head_bytes(const mla_problem *problem)
+static uint64_t items_bytes(const mla_problem *problem)
 {
     return mlai_align_up((uint64_t)problem->batch * sizeof(int64_t), 256);
 }
@@ -138,7 +139,8 @@ uint64_t mlai_cuda_decode_bytes(const mla_problem *problem, const mla_exec *exec
     const decode_plan plan = plan_of(problem, exec);
     const int64_t splits = mlai_max_i64(mlai_split_count(capacity_of(problem)), 1);
     const int64_t slots = mlai_min_i64(items_of(problem, &plan), plan.window_items + splits);
-    return head_bytes(problem) + (uint64_t)slots * (uint64_t)plan.slot_floats * sizeof(float);
+    return MLA_CUDA_WORKSPACE_HEAD_BYTES + items_bytes(problem) +
+           (uint64_t)slots * (uint64_t)plan.slot_floats * sizeof(float);
 }
 
 int32_t mlai_cuda_decode_accepts(const mla_problem *problem, char *why, uint64_t why_bytes)
@@ -255,9 +257,10 @@ static void set_lengths(mlai_decode_portable_params *own, const mla_decode_param
 static mlai_decode_portable_params params_of(const mla_decode_params *p, const mla_problem *problem,
                                              const decode_plan *plan, void *workspace)
 {
+    char *scratch = (char *)workspace + MLA_CUDA_WORKSPACE_HEAD_BYTES;
     mlai_decode_portable_params own = {
-        .partial = (float *)((char *)workspace + head_bytes(problem)),
-        .first_items = workspace,
+        .partial = (float *)(scratch + items_bytes(problem)),
+        .first_items = (int64_t *)scratch,
         .slot_floats = plan->slot_floats,
         .window_items = plan->window_items,
         .heads = problem->num_heads,

@@ -11,7 +11,11 @@
 /* The interface version asked for: functions keep the signatures that CUDA 12.0 gave them. */
 enum { API_VERSION = 12000 };
 
+/* Dynamic shared memory that a kernel may have without asking. */
+enum { STATIC_SMEM_BYTES = 48 * 1024 };
+
 static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
 
 const char *mlai_cuda_error_name(const mlai_cuda *cuda, CUresult result)
 {
@@ -168,25 +172,129 @@ void mlai_cuda_leave(mlai_cuda_device *device, bool pushed)
         device->cuda->api.cuCtxPopCurrent(&popped);
 }
 
-mla_status mlai_cuda_kernel(mlai_cuda_device *device, const char *image, const char *kernel,
-                            uint32_t smem_bytes, CUkernel *out, mla_diag *diag)
+static mla_status look_up(mlai_cuda_device *device, const char *image, const char *symbol,
+                          CUkernel *out, mla_diag *diag)
 {
     mlai_cuda *cuda = device->cuda;
     for (int32_t i = 0; i < mlai_n_cuda_images; i++) {
         if (strcmp(mlai_cuda_images[i].name, image) != 0 || !cuda->images[i])
             continue;
-        CUresult result = cuda->api.cuLibraryGetKernel(out, cuda->images[i], kernel);
-        if (result == CUDA_SUCCESS && smem_bytes > 48 * 1024)
-            result = cuda->api.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                    (int)smem_bytes, *out, device->device);
+        const CUresult result = cuda->api.cuLibraryGetKernel(out, cuda->images[i], symbol);
         if (result == CUDA_SUCCESS)
             return MLA_OK;
-        return mlai_fail(diag, MLA_ERROR_DEVICE, "kernel %s could not be loaded on %s: %s", kernel,
+        return mlai_fail(diag, MLA_ERROR_DEVICE, "kernel %s could not be loaded on %s: %s", symbol,
                          device->name, mlai_cuda_error_name(cuda, result));
     }
     return mlai_fail(diag, MLA_ERROR_DEVICE,
-                     "the image %s with kernel %s does not run on %s (sm_%d)", image, kernel,
+                     "the image %s with kernel %s does not run on %s (sm_%d)", image, symbol,
                      device->name, device->arch);
+}
+
+static mla_status raise_smem(const mlai_cuda_device *device, CUkernel kernel, const char *symbol,
+                             uint32_t smem_bytes, mla_diag *diag)
+{
+    const CUresult result = device->cuda->api.cuKernelSetAttribute(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)smem_bytes, kernel, device->device);
+    if (result == CUDA_SUCCESS)
+        return MLA_OK;
+    return mlai_fail(diag, MLA_ERROR_DEVICE, "kernel %s got no %u bytes of shared memory on %s: %s",
+                     symbol, smem_bytes, device->name, mlai_cuda_error_name(device->cuda, result));
+}
+
+/* Clusters of more than 8 CTAs, which not every GPU has. */
+static mla_status allow_clusters(const mlai_cuda_device *device, CUkernel kernel,
+                                 const char *symbol, mla_diag *diag)
+{
+    const CUresult result = device->cuda->api.cuKernelSetAttribute(
+        CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel, device->device);
+    if (result == CUDA_SUCCESS)
+        return MLA_OK;
+    return mlai_fail(diag, MLA_ERROR_DEVICE, "kernel %s may not have large clusters on %s: %s",
+                     symbol, device->name, mlai_cuda_error_name(device->cuda, result));
+}
+
+/* The place of a symbol or the free one where it goes; NULL when the table is full. */
+static mlai_cuda_handle *find_handle(mlai_cuda_device *device, const char *symbol)
+{
+    const uintptr_t start = (uintptr_t)symbol * 0x9E3779B97F4A7C15u >> 40;
+    for (uint32_t i = 0; i < MLAI_CUDA_MAX_KERNELS; i++) {
+        mlai_cuda_handle *h = &device->handles[(start + i) % MLAI_CUDA_MAX_KERNELS];
+        const char *there = atomic_load_explicit(&h->symbol, memory_order_acquire);
+        if (there == symbol || !there)
+            return h;
+    }
+    return NULL;
+}
+
+/* With handles_lock held. */
+static mla_status fill_handle(mlai_cuda_device *device, const char *image, const char *symbol,
+                              uint32_t smem_bytes, CUkernel *out, mla_diag *diag)
+{
+    mlai_cuda_handle *h = find_handle(device, symbol);
+    if (!h)
+        return mlai_fail(diag, MLA_ERROR_DEVICE, "more than %d kernels of libmla",
+                         MLAI_CUDA_MAX_KERNELS);
+    const bool is_new = !atomic_load_explicit(&h->symbol, memory_order_relaxed);
+    if (is_new) {
+        MLAI_TRY(look_up(device, image, symbol, &h->kernel, diag));
+        if (device->arch >= 90)
+            MLAI_TRY(allow_clusters(device, h->kernel, symbol, diag));
+    }
+    if (smem_bytes > atomic_load_explicit(&h->smem_bytes, memory_order_relaxed)) {
+        if (smem_bytes > STATIC_SMEM_BYTES)
+            MLAI_TRY(raise_smem(device, h->kernel, symbol, smem_bytes, diag));
+        atomic_store_explicit(&h->smem_bytes, smem_bytes, memory_order_release);
+    }
+    *out = h->kernel;
+    atomic_store_explicit(&h->symbol, symbol, memory_order_release);
+    return MLA_OK;
+}
+
+mla_status mlai_cuda_kernel(mlai_cuda_device *device, const char *image, const char *symbol,
+                            uint32_t smem_bytes, CUkernel *out, mla_diag *diag)
+{
+    const mlai_cuda_handle *h = find_handle(device, symbol);
+    if (h && atomic_load_explicit(&h->symbol, memory_order_acquire) == symbol &&
+        smem_bytes <= atomic_load_explicit(&h->smem_bytes, memory_order_acquire)) {
+        *out = h->kernel;
+        return MLA_OK;
+    }
+    pthread_mutex_lock(&handles_lock);
+    const mla_status status = fill_handle(device, image, symbol, smem_bytes, out, diag);
+    pthread_mutex_unlock(&handles_lock);
+    return status;
+}
+
+mla_status mlai_cuda_clusters(mlai_cuda_device *device, CUkernel kernel, int32_t size_index,
+                              uint32_t threads, uint32_t smem_bytes, int32_t *count, mla_diag *diag)
+{
+    static const uint32_t SIZES[MLAI_CUDA_CLUSTER_SIZES] = MLAI_CUDA_CLUSTER_SIZE_LIST;
+    _Atomic(int32_t) *known = &device->clusters[size_index];
+    *count = atomic_load_explicit(known, memory_order_relaxed) - 1;
+    if (*count >= 0)
+        return MLA_OK;
+    CUlaunchAttribute cluster = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
+    cluster.value.clusterDim.x = SIZES[size_index];
+    cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+    const CUlaunchConfig config = {.gridDimX = SIZES[size_index],
+                                   .gridDimY = 1,
+                                   .gridDimZ = 1,
+                                   .blockDimX = threads,
+                                   .blockDimY = 1,
+                                   .blockDimZ = 1,
+                                   .sharedMemBytes = smem_bytes,
+                                   .attrs = &cluster,
+                                   .numAttrs = 1};
+    bool pushed;
+    MLAI_TRY(mlai_cuda_enter(device, &pushed, diag));
+    const CUresult result =
+        device->cuda->api.cuOccupancyMaxActiveClusters(count, (CUfunction)kernel, &config);
+    mlai_cuda_leave(device, pushed);
+    if (result != CUDA_SUCCESS)
+        return mlai_fail(diag, MLA_ERROR_DEVICE, "clusters of %u on %s: %s", SIZES[size_index],
+                         device->name, mlai_cuda_error_name(device->cuda, result));
+    atomic_store_explicit(known, *count + 1, memory_order_relaxed);
+    return MLA_OK;
 }
 
 mla_status mlai_cuda_run(const mla_exec *exec, CUkernel kernel, const mlai_cuda_launch *launch,

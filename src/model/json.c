@@ -8,27 +8,56 @@
 #include "fault.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-static mla_status read_open_file(FILE *file, const char *path, size_t max_bytes, char **text,
-                                 size_t *size_bytes, mla_diag *diag)
+mla_status mlai_file_open(const char *path, int *fd, uint64_t *size_bytes, mla_diag *diag)
 {
+    int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (opened < 0)
+        return mlai_model_fail(diag, MLA_ERROR_FILE, "%s could not be opened: %s", path,
+                               strerror(errno));
     struct stat info;
-    if (fstat(fileno(file), &info) != 0 || !S_ISREG(info.st_mode))
+    if (fstat(opened, &info) != 0 || !S_ISREG(info.st_mode)) {
+        close(opened);
         return mlai_model_fail(diag, MLA_ERROR_FILE, "%s is not a regular file", path);
-    if ((uint64_t)info.st_size > max_bytes)
+    }
+    *fd = opened;
+    *size_bytes = (uint64_t)info.st_size;
+    return MLA_OK;
+}
+
+/* True when all of `size` bytes came. */
+static bool read_bytes(int fd, char *data, size_t size)
+{
+    size_t done = 0;
+    while (done < size) {
+        ssize_t n = read(fd, data + done, size - done);
+        if (n > 0)
+            done += (size_t)n;
+        else if (n == 0 || errno != EINTR)
+            return false;
+    }
+    return true;
+}
+
+static mla_status read_whole(int fd, const char *path, uint64_t file_bytes, size_t max_bytes,
+                             char **text, size_t *size_bytes, mla_diag *diag)
+{
+    if (file_bytes > max_bytes)
         return mlai_model_fail(diag, MLA_ERROR_FILE,
-                               "%s has %lld bytes; files of its kind are read up to %zu bytes",
-                               path, (long long)info.st_size, max_bytes);
-    size_t size = (size_t)info.st_size;
+                               "%s has %llu bytes; files of its kind are read up to %zu bytes",
+                               path, (unsigned long long)file_bytes, max_bytes);
+    size_t size = (size_t)file_bytes;
     char *data = malloc(size + 1);
     if (data == NULL)
         return mlai_model_fail_memory(diag, path, size + 1);
-    if (fread(data, 1, size, file) != size) {
+    if (!read_bytes(fd, data, size)) {
         free(data);
         return mlai_model_fail(diag, MLA_ERROR_FILE, "%s could not be read to its end", path);
     }
@@ -41,12 +70,13 @@ static mla_status read_open_file(FILE *file, const char *path, size_t max_bytes,
 mla_status mlai_file_read(const char *path, size_t max_bytes, char **text, size_t *size_bytes,
                           mla_diag *diag)
 {
-    FILE *file = fopen(path, "rb");
-    if (file == NULL)
-        return mlai_model_fail(diag, MLA_ERROR_FILE, "%s could not be opened: %s", path,
-                               strerror(errno));
-    mla_status status = read_open_file(file, path, max_bytes, text, size_bytes, diag);
-    fclose(file);
+    int fd = -1;
+    uint64_t file_bytes = 0;
+    mla_status status = mlai_file_open(path, &fd, &file_bytes, diag);
+    if (status != MLA_OK)
+        return status;
+    status = read_whole(fd, path, file_bytes, max_bytes, text, size_bytes, diag);
+    close(fd);
     return status;
 }
 

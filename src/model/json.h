@@ -20,6 +20,12 @@
 #define MLAI_JSON_MAX_INTEGER 9007199254740992.0
 
 /*
+ * Opens `path` for reading and tells its size; the caller closes *fd. Anything but a regular file
+ * is refused at once, also a FIFO that nobody writes to. Error: MLA_ERROR_FILE.
+ */
+mla_status mlai_file_open(const char *path, int *fd, uint64_t *size_bytes, mla_diag *diag);
+
+/*
  * Reads `path` whole into *text (zero-terminated; the caller frees it). At most max_bytes.
  * Errors: MLA_ERROR_FILE, MLA_ERROR_OUT_OF_MEMORY.
  */

@@ -112,29 +112,25 @@ static void file_close(st_file *file)
 
 static mla_status file_map(st_file *file, mla_diag *diag)
 {
-    int fd = open(file->path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return mlai_model_fail(diag, MLA_ERROR_FILE, "%s could not be opened: %s", file->path,
-                               strerror(errno));
-    struct stat info;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        close(fd);
-        return mlai_model_fail(diag, MLA_ERROR_FILE, "%s is not a regular file", file->path);
-    }
-    if (info.st_size < 8 || (uint64_t)info.st_size > SIZE_MAX) {
+    int fd = -1;
+    uint64_t size = 0;
+    mla_status status = mlai_file_open(file->path, &fd, &size, diag);
+    if (status != MLA_OK)
+        return status;
+    if (size < 8 || size > SIZE_MAX) {
         close(fd);
         return mlai_model_fail(diag, MLA_ERROR_FILE,
-                               "%s has %lld bytes; a safetensors file has at least 8", file->path,
-                               (long long)info.st_size);
+                               "%s has %llu bytes; a safetensors file has at least 8", file->path,
+                               (unsigned long long)size);
     }
-    void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    void *map = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
     int map_errno = errno;
     close(fd);
     if (map == MAP_FAILED)
         return mlai_model_fail(diag, MLA_ERROR_FILE, "%s could not be mapped: %s", file->path,
                                strerror(map_errno));
     file->map = map;
-    file->map_bytes = (size_t)info.st_size;
+    file->map_bytes = (size_t)size;
     return MLA_OK;
 }
 

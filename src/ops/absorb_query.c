@@ -4,11 +4,11 @@
  */
 #include "ops/ops.h"
 
-static mla_status prepare(const mla_absorb_query_params *params, mlai_args *args,
-                          mla_absorb_query_params *own, mla_problem *problem)
+static mla_status prepare(mlai_args *args, const void *params, void *own_params,
+                          mla_problem *problem)
 {
+    mla_absorb_query_params *own = own_params;
     MLAI_TRY(MLAI_TAKE(own, params, mla_absorb_query_params, args->diag));
-    *problem = (mla_problem)MLA_PROBLEM_INIT;
     problem->op = MLA_OP_ABSORB;
     MLAI_TRY(mlai_arg_call(args, &own->call));
     MLAI_TRY(mlai_arg_reserved(args, own->reserved0, "reserved0"));
@@ -29,29 +29,18 @@ static mla_status prepare(const mla_absorb_query_params *params, mlai_args *args
     problem->q_format = q->format;
     problem->kv_format = own->w_uk.format;
     problem->out_format = out->format;
-    problem->device_type = args->device_type;
-    problem->device_index = args->device_index;
     return MLA_OK;
 }
 
 mla_status mla_absorb_query(mla_context *ctx, const mla_absorb_query_params *params, mla_diag *diag)
 {
-    mlai_args args = {.diag = diag, .pointers = true};
     mla_absorb_query_params own;
-    mla_problem problem;
-    MLAI_TRY(mlai_arg_context(ctx, diag));
-    MLAI_TRY(prepare(params, &args, &own, &problem));
-    if (problem.tokens == 0)
-        return MLA_OK;
-    return mlai_dispatch(ctx, &problem, &own.call, &own, diag);
+    return mlai_operator_run(ctx, prepare, params, &own, &own.call, diag);
 }
 
 mla_status mla_absorb_query_problem(const mla_absorb_query_params *params, mla_problem *problem,
                                     mla_diag *diag)
 {
-    mlai_args args = {.diag = diag};
     mla_absorb_query_params own;
-    mla_problem made;
-    MLAI_TRY(prepare(params, &args, &own, &made));
-    return mlai_give_problem(problem, &made, diag);
+    return mlai_operator_describe(prepare, params, &own, problem, diag);
 }

@@ -16,7 +16,7 @@ mla_status mlai_arg_context(const mla_context *ctx, mla_diag *diag)
 
 mla_status mlai_arg_call(mlai_args *args, const mla_call *call)
 {
-    for (int32_t i = 0; i < 4; i++)
+    for (int32_t i = 0; i < 3; i++)
         if (call->reserved[i] != NULL)
             return mlai_fail(args->diag, MLA_ERROR_ARGUMENT,
                              "call.reserved[%d] is not NULL; zero the fields that this version "
@@ -27,15 +27,15 @@ mla_status mlai_arg_call(mlai_args *args, const mla_call *call)
 
 mla_status mlai_give_problem(mla_problem *callers, const mla_problem *own, mla_diag *diag)
 {
-    const uint32_t min_bytes = offsetof(mla_problem, is_split_cache) + sizeof(int32_t);
+    const uint32_t min_bytes = MLAI_PROBLEM_MIN_BYTES;
     if (callers == NULL)
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "problem is NULL; give a struct to fill");
     const uint32_t struct_size = callers->struct_size;
-    if (struct_size < min_bytes)
+    if (struct_size < min_bytes || struct_size > MLAI_MAX_STRUCT_BYTES)
         return mlai_fail(diag, MLA_ERROR_VERSION,
-                         "problem has struct_size %u, at least %u is needed; start from "
-                         "MLA_PROBLEM_INIT",
-                         struct_size, min_bytes);
+                         "problem has struct_size %u; start from MLA_PROBLEM_INIT, which sets it "
+                         "to %u",
+                         struct_size, (uint32_t)sizeof *own);
     const size_t bytes = struct_size < sizeof *own ? struct_size : sizeof *own;
     memcpy(callers, own, bytes);
     callers->struct_size = struct_size;
@@ -153,6 +153,28 @@ mla_status mlai_arg_softmax(mlai_args *args, float softmax_scale, float logit_ca
                          "logit_cap is %g; it must be finite and at least 0 (0 for none)",
                          (double)logit_cap);
     return MLA_OK;
+}
+
+/* Whether base and strides are multiples of 16 bytes, strides under 2^40; an extent of 1 has none.
+ */
+static bool is_aligned(const mla_tensor *t)
+{
+    const int64_t bytes = mla_format_bytes(t->format), limit = INT64_C(1) << 40;
+    bool aligned = (uintptr_t)t->data % 16 == 0;
+    for (int32_t i = 0; i + 1 < t->rank; i++) {
+        const int64_t stride = t->stride[i];
+        aligned = aligned && (t->shape[i] <= 1 ||
+                              (stride > 0 && stride < limit / bytes && stride * bytes % 16 == 0));
+    }
+    return aligned;
+}
+
+int32_t mlai_layout_aligned(const mla_tensor *const *tensors, int32_t n_tensors)
+{
+    for (int32_t i = 0; i < n_tensors; i++)
+        if (mlai_present(tensors[i]) && !is_aligned(tensors[i]))
+            return MLA_LAYOUT_UNALIGNED;
+    return 0;
 }
 
 static bool same_memory(const mlai_args *args, const mla_tensor *a, const mla_tensor *b)

@@ -3,9 +3,8 @@
  * over the paged latent cache. Both take one parameter struct; extend is decode with more said:
  * ragged, causal, verify's offset, no mask.
  *
- * Keys read for a request (see ops.h): causal, those below the bound of its last query token; not
- * causal, cache_seqlens of them. Only pages that hold such keys are looked up, so entries of the
- * page table past them may hold anything.
+ * Keys read for a request (see ops.h): those below the bound of its last query token. Only pages
+ * that hold such keys are looked up, so entries of the page table past them may hold anything.
  */
 #include "ops/ops.h"
 
@@ -111,7 +110,7 @@ static mla_status check_lengths(mlai_args *args, mla_decode_params *own, mla_pro
     return MLA_OK;
 }
 
-/* Positions of keys, where they matter: not where every live key is visible anyway. */
+/* Where the keys of a shard stand in the whole sequence. */
 static mla_status check_positions(mlai_args *args, mla_decode_params *own, mla_problem *problem)
 {
     const bool has_global = mlai_present(&own->global_seqlens);
@@ -124,12 +123,6 @@ static mla_status check_positions(mlai_args *args, mla_decode_params *own, mla_p
         MLAI_TRY(mlai_arg_extent(args, &own->global_seqlens, "global_seqlens", 0, problem->batch,
                                  "the requests"));
     const bool moved = own->key_position_first != 0 || own->key_position_stride != 1;
-    if (!own->is_causal && !mlai_present(&own->mask)) {
-        own->global_seqlens = (mla_tensor){0};
-        own->key_position_first = 0;
-        own->key_position_stride = 1;
-        return MLA_OK;
-    }
     if (moved && !has_global)
         return mlai_fail(args->diag, MLA_ERROR_ARGUMENT,
                          "global_seqlens is absent with key_position_first %lld and "
@@ -182,6 +175,36 @@ static mla_status check_outputs(mlai_args *args, mla_decode_params *own, mla_pro
     return MLA_OK;
 }
 
+/* Whether requests are q_len token strides apart, so that all tokens have one stride. */
+static bool is_even(const mla_tensor *t)
+{
+    return t->shape[0] <= 1 || t->shape[1] <= 1 || t->stride[0] == t->shape[1] * t->stride[1];
+}
+
+/* Whether q_rope lies behind q in the same rows. */
+static bool is_joined(const mla_tensor *q, const mla_tensor *rope)
+{
+    bool joined =
+        q->data && rope->data &&
+        (char *)rope->data - (char *)q->data == q->shape[q->rank - 1] * mla_format_bytes(q->format);
+    for (int32_t i = 0; i + 1 < q->rank; i++)
+        joined = joined && (q->shape[i] <= 1 || q->stride[i] == rope->stride[i]);
+    return joined;
+}
+
+static int32_t layout_of(const mla_decode_params *own, const mla_problem *problem)
+{
+    const mla_tensor *tensors[] = {&own->q, &own->q_rope, &own->kv_cache, &own->kv_cache_rope,
+                                   &own->out};
+    int32_t layout = mlai_layout_aligned(tensors, sizeof tensors / sizeof tensors[0]);
+    if (mlai_present(&own->q_rope) && !is_joined(&own->q, &own->q_rope))
+        layout |= MLA_LAYOUT_SPLIT_QUERY;
+    if (!problem->is_ragged && !(is_even(&own->q) && is_even(&own->out) &&
+                                 (!mlai_present(&own->lse) || is_even(&own->lse))))
+        layout |= MLA_LAYOUT_GAPPED_BATCH;
+    return layout;
+}
+
 static mla_status check_extend(mlai_args *args, const mla_decode_params *own)
 {
     if (!mlai_present(&own->cu_seqlens_q))
@@ -223,6 +246,7 @@ static mla_status prepare(int32_t op, const mla_decode_params *params, mlai_args
     MLAI_TRY(check_mask(args, own, problem));
     MLAI_TRY(check_positions(args, own, problem));
     MLAI_TRY(check_outputs(args, own, problem));
+    problem->layout = layout_of(own, problem);
     problem->is_causal = own->is_causal;
     problem->has_logit_cap = own->logit_cap > 0.0f;
     problem->device_type = args->device_type;
@@ -234,13 +258,12 @@ static mla_status prepare(int32_t op, const mla_decode_params *params, mlai_args
 static int64_t visible_keys(const mla_decode_params *own, int64_t len, int64_t global_len,
                             int64_t q_len, bool has_positions)
 {
-    if (!own->is_causal)
-        return len;
     if (q_len == 0)
         return 0;
-    const int64_t offset =
-        own->seqlen_offset == MLA_SEQLEN_OFFSET_VERIFY ? 1 - q_len : own->seqlen_offset;
-    const int64_t bound = (has_positions ? global_len : len) + offset + q_len - 1;
+    int64_t bound = has_positions ? global_len : len;
+    if (own->is_causal)
+        bound += (own->seqlen_offset == MLA_SEQLEN_OFFSET_VERIFY ? 1 - q_len : own->seqlen_offset) +
+                 q_len - 1;
     if (!has_positions)
         return mlai_max_i64(bound, 0);
     if (bound <= own->key_position_first)

@@ -4,11 +4,11 @@
  */
 #include "ops/ops.h"
 
-static mla_status prepare(const mla_gather_kv_params *params, mlai_args *args,
-                          mla_gather_kv_params *own, mla_problem *problem)
+static mla_status prepare(mlai_args *args, const void *params, void *own_params,
+                          mla_problem *problem)
 {
+    mla_gather_kv_params *own = own_params;
     MLAI_TRY(MLAI_TAKE(own, params, mla_gather_kv_params, args->diag));
-    *problem = (mla_problem)MLA_PROBLEM_INIT;
     problem->op = MLA_OP_GATHER;
     MLAI_TRY(mlai_arg_call(args, &own->call));
     const mlai_cache_arg cache = {.kv_cache = &own->kv_cache,
@@ -29,30 +29,18 @@ static mla_status prepare(const mla_gather_kv_params *params, mlai_args *args,
     problem->q_format = own->kv_cache.format;
     problem->out_format = own->latent.format;
     problem->num_heads = problem->num_kv_heads = 1;
-    problem->device_type = args->device_type;
-    problem->device_index = args->device_index;
-    return MLA_OK;
+    return mlai_live_slots(args, &own->slots, &own->kv_cache);
 }
 
 mla_status mla_gather_kv(mla_context *ctx, const mla_gather_kv_params *params, mla_diag *diag)
 {
-    mlai_args args = {.diag = diag, .pointers = true};
     mla_gather_kv_params own;
-    mla_problem problem;
-    MLAI_TRY(mlai_arg_context(ctx, diag));
-    MLAI_TRY(prepare(params, &args, &own, &problem));
-    MLAI_TRY(mlai_live_slots(&args, &own.slots, &own.kv_cache));
-    if (problem.tokens == 0)
-        return MLA_OK;
-    return mlai_dispatch(ctx, &problem, &own.call, &own, diag);
+    return mlai_operator_run(ctx, prepare, params, &own, &own.call, diag);
 }
 
 mla_status mla_gather_kv_problem(const mla_gather_kv_params *params, mla_problem *problem,
                                  mla_diag *diag)
 {
-    mlai_args args = {.diag = diag};
     mla_gather_kv_params own;
-    mla_problem made;
-    MLAI_TRY(prepare(params, &args, &own, &made));
-    return mlai_give_problem(problem, &made, diag);
+    return mlai_operator_describe(prepare, params, &own, problem, diag);
 }

@@ -61,11 +61,11 @@ static mla_status check_overlap(mlai_args *args, const mla_merge_state_params *o
     return MLA_OK;
 }
 
-static mla_status prepare(const mla_merge_state_params *params, mlai_args *args,
-                          mla_merge_state_params *own, mla_problem *problem)
+static mla_status prepare(mlai_args *args, const void *params, void *own_params,
+                          mla_problem *problem)
 {
+    mla_merge_state_params *own = own_params;
     MLAI_TRY(MLAI_TAKE(own, params, mla_merge_state_params, args->diag));
-    *problem = (mla_problem)MLA_PROBLEM_INIT;
     problem->op = MLA_OP_MERGE;
     MLAI_TRY(mlai_arg_call(args, &own->call));
     MLAI_TRY(check_states(args, own, problem));
@@ -82,29 +82,18 @@ static mla_status prepare(const mla_merge_state_params *params, mlai_args *args,
     MLAI_TRY(check_overlap(args, own));
     problem->out_format = own->out.format;
     problem->has_lse = mlai_present(&own->lse);
-    problem->device_type = args->device_type;
-    problem->device_index = args->device_index;
     return MLA_OK;
 }
 
 mla_status mla_merge_state(mla_context *ctx, const mla_merge_state_params *params, mla_diag *diag)
 {
-    mlai_args args = {.diag = diag, .pointers = true};
     mla_merge_state_params own;
-    mla_problem problem;
-    MLAI_TRY(mlai_arg_context(ctx, diag));
-    MLAI_TRY(prepare(params, &args, &own, &problem));
-    if (problem.tokens == 0)
-        return MLA_OK;
-    return mlai_dispatch(ctx, &problem, &own.call, &own, diag);
+    return mlai_operator_run(ctx, prepare, params, &own, &own.call, diag);
 }
 
 mla_status mla_merge_state_problem(const mla_merge_state_params *params, mla_problem *problem,
                                    mla_diag *diag)
 {
-    mlai_args args = {.diag = diag};
     mla_merge_state_params own;
-    mla_problem made;
-    MLAI_TRY(prepare(params, &args, &own, &made));
-    return mlai_give_problem(problem, &made, diag);
+    return mlai_operator_describe(prepare, params, &own, problem, diag);
 }

@@ -11,7 +11,7 @@
  *   x, out of rope      rank 3: [T, H, P]; out and gate of project: [T, H, V]
  *   bounds              max_q_len, max_seqlen_q and max_seqlen_kv are filled and no larger than
  *                       the shapes allow
- *   key positions       absent unless they can change what is visible
+ *   key positions       first 0 and stride 1 unless global_seqlens is given
  */
 #ifndef MLAI_OPS_H
 #define MLAI_OPS_H
@@ -27,6 +27,7 @@ typedef struct mlai_args {
     char device_name[24]; /* of the first tensor; empty before it */
     int32_t device_type;
     int32_t device_index;
+    bool is_empty; /* set where there is nothing to write although there are tokens */
 } mlai_args;
 
 /* Every parameter struct ends with its mla_call as of version 0.1. */
@@ -34,9 +35,24 @@ typedef struct mlai_args {
     mlai_take_struct((own), sizeof(type), offsetof(type, call) + sizeof(mla_call), (callers),      \
                      #type, (diag))
 
+/*
+ * The way of every operator but the attentions. `prepare` takes the caller's struct into `own`, of
+ * the operator's type, checks it with its live values, and fills the problem less its device.
+ * `call` is own's.
+ */
+typedef mla_status (*mlai_prepare)(mlai_args *args, const void *params, void *own,
+                                   mla_problem *problem);
+mla_status mlai_operator_run(mla_context *ctx, mlai_prepare prepare, const void *params, void *own,
+                             mla_call *call, mla_diag *diag);
+mla_status mlai_operator_describe(mlai_prepare prepare, const void *params, void *own,
+                                  mla_problem *problem, mla_diag *diag);
+
 /* ctx must not be NULL and the reserved words of a call must be. */
 mla_status mlai_arg_context(const mla_context *ctx, mla_diag *diag);
 mla_status mlai_arg_call(mlai_args *args, const mla_call *call);
+
+/* MLA_LAYOUT_UNALIGNED unless all tensors that are present are aligned; else 0. */
+int32_t mlai_layout_aligned(const mla_tensor *const *tensors, int32_t n_tensors);
 
 /* Copies a problem to the caller's struct, as much of it as its struct_size has room for. */
 mla_status mlai_give_problem(mla_problem *callers, const mla_problem *own, mla_diag *diag);

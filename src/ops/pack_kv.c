@@ -64,40 +64,31 @@ static mla_status check_value(mlai_args *args, const mla_pack_kv_params *own, ml
     return mlai_arg_apart(args, out, "v_out", &own->k_pe, "k_pe");
 }
 
-static mla_status prepare(const mla_pack_kv_params *params, mlai_args *args,
-                          mla_pack_kv_params *own, mla_problem *problem)
+static mla_status prepare(mlai_args *args, const void *params, void *own_params,
+                          mla_problem *problem)
 {
+    mla_pack_kv_params *own = own_params;
     MLAI_TRY(MLAI_TAKE(own, params, mla_pack_kv_params, args->diag));
-    *problem = (mla_problem)MLA_PROBLEM_INIT;
     problem->op = MLA_OP_PACK;
     MLAI_TRY(mlai_arg_call(args, &own->call));
     MLAI_TRY(mlai_arg_reserved(args, own->reserved0, "reserved0"));
     MLAI_TRY(check_key(args, own, problem));
     MLAI_TRY(check_value(args, own, problem));
     problem->has_k_scale = own->k_scale != 1.0f || own->v_scale != 1.0f;
-    problem->device_type = args->device_type;
-    problem->device_index = args->device_index;
+    args->is_empty = mlai_numel(&own->k_out) == 0 &&
+                     (!mlai_present(&own->v_out) || mlai_numel(&own->v_out) == 0);
     return MLA_OK;
 }
 
 mla_status mla_pack_kv(mla_context *ctx, const mla_pack_kv_params *params, mla_diag *diag)
 {
-    mlai_args args = {.diag = diag, .pointers = true};
     mla_pack_kv_params own;
-    mla_problem problem;
-    MLAI_TRY(mlai_arg_context(ctx, diag));
-    MLAI_TRY(prepare(params, &args, &own, &problem));
-    if (problem.tokens == 0)
-        return MLA_OK;
-    return mlai_dispatch(ctx, &problem, &own.call, &own, diag);
+    return mlai_operator_run(ctx, prepare, params, &own, &own.call, diag);
 }
 
 mla_status mla_pack_kv_problem(const mla_pack_kv_params *params, mla_problem *problem,
                                mla_diag *diag)
 {
-    mlai_args args = {.diag = diag};
     mla_pack_kv_params own;
-    mla_problem made;
-    MLAI_TRY(prepare(params, &args, &own, &made));
-    return mlai_give_problem(problem, &made, diag);
+    return mlai_operator_describe(prepare, params, &own, problem, diag);
 }

@@ -101,6 +101,8 @@ static mla_status prepare(const mla_prefill_params *params, mlai_args *args,
     MLAI_TRY(check_tensors(args, own, problem));
     MLAI_TRY(check_lengths(args, own, problem));
     MLAI_TRY(check_outputs(args, own, problem));
+    const mla_tensor *tensors[] = {&own->q, &own->k, &own->v, &own->out};
+    problem->layout = mlai_layout_aligned(tensors, sizeof tensors / sizeof tensors[0]);
     problem->is_causal = own->is_causal;
     problem->has_logit_cap = own->logit_cap > 0.0f;
     problem->device_type = args->device_type;

@@ -43,11 +43,11 @@ static mla_status check_outputs(mlai_args *args, mla_project_value_params *own)
     return split_heads(args, gate, "gate", heads, width);
 }
 
-static mla_status prepare(const mla_project_value_params *params, mlai_args *args,
-                          mla_project_value_params *own, mla_problem *problem)
+static mla_status prepare(mlai_args *args, const void *params, void *own_params,
+                          mla_problem *problem)
 {
+    mla_project_value_params *own = own_params;
     MLAI_TRY(MLAI_TAKE(own, params, mla_project_value_params, args->diag));
-    *problem = (mla_problem)MLA_PROBLEM_INIT;
     problem->op = MLA_OP_PROJECT;
     MLAI_TRY(mlai_arg_call(args, &own->call));
     MLAI_TRY(mlai_arg_reserved(args, own->reserved0, "reserved0"));
@@ -65,30 +65,19 @@ static mla_status prepare(const mla_project_value_params *params, mlai_args *arg
     problem->q_format = latent->format;
     problem->kv_format = own->w_uv.format;
     problem->out_format = own->out.format;
-    problem->device_type = args->device_type;
-    problem->device_index = args->device_index;
     return MLA_OK;
 }
 
 mla_status mla_project_value(mla_context *ctx, const mla_project_value_params *params,
                              mla_diag *diag)
 {
-    mlai_args args = {.diag = diag, .pointers = true};
     mla_project_value_params own;
-    mla_problem problem;
-    MLAI_TRY(mlai_arg_context(ctx, diag));
-    MLAI_TRY(prepare(params, &args, &own, &problem));
-    if (problem.tokens == 0)
-        return MLA_OK;
-    return mlai_dispatch(ctx, &problem, &own.call, &own, diag);
+    return mlai_operator_run(ctx, prepare, params, &own, &own.call, diag);
 }
 
 mla_status mla_project_value_problem(const mla_project_value_params *params, mla_problem *problem,
                                      mla_diag *diag)
 {
-    mlai_args args = {.diag = diag};
     mla_project_value_params own;
-    mla_problem made;
-    MLAI_TRY(prepare(params, &args, &own, &made));
-    return mlai_give_problem(problem, &made, diag);
+    return mlai_operator_describe(prepare, params, &own, problem, diag);
 }

@@ -34,11 +34,11 @@ static mla_status check_even(mlai_args *args, int64_t rope_dim, const char *name
     return MLA_OK;
 }
 
-static mla_status prepare_rope(const mla_rope_params *params, mlai_args *args, mla_rope_params *own,
+static mla_status prepare_rope(mlai_args *args, const void *params, void *own_params,
                                mla_problem *problem)
 {
+    mla_rope_params *own = own_params;
     MLAI_TRY(MLAI_TAKE(own, params, mla_rope_params, args->diag));
-    *problem = (mla_problem)MLA_PROBLEM_INIT;
     problem->op = MLA_OP_ROPE;
     MLAI_TRY(mlai_arg_call(args, &own->call));
     MLAI_TRY(mlai_arg_flag(args, own->is_interleaved, "is_interleaved"));
@@ -54,31 +54,20 @@ static mla_status prepare_rope(const mla_rope_params *params, mlai_args *args, m
                              problem->qk_rope_head_dim));
     problem->q_format = own->x.format;
     problem->out_format = own->out.format;
-    problem->device_type = args->device_type;
-    problem->device_index = args->device_index;
-    return MLA_OK;
+    args->is_empty = mlai_numel(&own->x) == 0;
+    return mlai_live_positions(args, &own->positions, &own->cos);
 }
 
 mla_status mla_rope(mla_context *ctx, const mla_rope_params *params, mla_diag *diag)
 {
-    mlai_args args = {.diag = diag, .pointers = true};
     mla_rope_params own;
-    mla_problem problem;
-    MLAI_TRY(mlai_arg_context(ctx, diag));
-    MLAI_TRY(prepare_rope(params, &args, &own, &problem));
-    MLAI_TRY(mlai_live_positions(&args, &own.positions, &own.cos));
-    if (mlai_numel(&own.x) == 0)
-        return MLA_OK;
-    return mlai_dispatch(ctx, &problem, &own.call, &own, diag);
+    return mlai_operator_run(ctx, prepare_rope, params, &own, &own.call, diag);
 }
 
 mla_status mla_rope_problem(const mla_rope_params *params, mla_problem *problem, mla_diag *diag)
 {
-    mlai_args args = {.diag = diag};
     mla_rope_params own;
-    mla_problem made;
-    MLAI_TRY(prepare_rope(params, &args, &own, &made));
-    return mlai_give_problem(problem, &made, diag);
+    return mlai_operator_describe(prepare_rope, params, &own, problem, diag);
 }
 
 /* ---- with the cache write -------------------------------------------------------------------- */
@@ -145,11 +134,11 @@ static mla_status check_apart(mlai_args *args, const mla_rope_write_kv_params *o
     return MLA_OK;
 }
 
-static mla_status prepare_write(const mla_rope_write_kv_params *params, mlai_args *args,
-                                mla_rope_write_kv_params *own, mla_problem *problem)
+static mla_status prepare_write(mlai_args *args, const void *params, void *own_params,
+                                mla_problem *problem)
 {
+    mla_rope_write_kv_params *own = own_params;
     MLAI_TRY(MLAI_TAKE(own, params, mla_rope_write_kv_params, args->diag));
-    *problem = (mla_problem)MLA_PROBLEM_INIT;
     problem->op = MLA_OP_ROPE_WRITE;
     MLAI_TRY(mlai_arg_call(args, &own->call));
     MLAI_TRY(mlai_arg_flag(args, own->is_interleaved, "is_interleaved"));
@@ -172,32 +161,20 @@ static mla_status prepare_write(const mla_rope_write_kv_params *params, mlai_arg
     MLAI_TRY(mlai_arg_angles(args, &own->positions, &own->cos, &own->sin, problem->tokens,
                              own->qk_rope_head_dim));
     MLAI_TRY(check_apart(args, own));
-    problem->device_type = args->device_type;
-    problem->device_index = args->device_index;
-    return MLA_OK;
+    MLAI_TRY(mlai_live_positions(args, &own->positions, &own->cos));
+    return mlai_live_slots(args, &own->slots, &own->kv_cache);
 }
 
 mla_status mla_rope_write_kv(mla_context *ctx, const mla_rope_write_kv_params *params,
                              mla_diag *diag)
 {
-    mlai_args args = {.diag = diag, .pointers = true};
     mla_rope_write_kv_params own;
-    mla_problem problem;
-    MLAI_TRY(mlai_arg_context(ctx, diag));
-    MLAI_TRY(prepare_write(params, &args, &own, &problem));
-    MLAI_TRY(mlai_live_positions(&args, &own.positions, &own.cos));
-    MLAI_TRY(mlai_live_slots(&args, &own.slots, &own.kv_cache));
-    if (problem.tokens == 0)
-        return MLA_OK;
-    return mlai_dispatch(ctx, &problem, &own.call, &own, diag);
+    return mlai_operator_run(ctx, prepare_write, params, &own, &own.call, diag);
 }
 
 mla_status mla_rope_write_kv_problem(const mla_rope_write_kv_params *params, mla_problem *problem,
                                      mla_diag *diag)
 {
-    mlai_args args = {.diag = diag};
     mla_rope_write_kv_params own;
-    mla_problem made;
-    MLAI_TRY(prepare_write(params, &args, &own, &made));
-    return mlai_give_problem(problem, &made, diag);
+    return mlai_operator_describe(prepare_write, params, &own, problem, diag);
 }

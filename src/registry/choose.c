@@ -118,30 +118,35 @@ static bool is_forced_row(const mla_solution *row, const forced_name *forced)
     return same(forced->is_row ? row->name : row->family, forced->text, forced->length);
 }
 
-/* The device a row would run on; NULL with a reason for CUDA rows where there is none. */
+/* Whether the machine has what a row needs. `why` may be NULL: choosing asks every row at every
+ * call and wants reasons only when none is left. */
 static bool runs_on(const mla_context *ctx, const mla_solution *row, int32_t device_index,
                     char *why, size_t why_bytes)
 {
-    why[0] = 0;
+    if (why)
+        why[0] = 0;
     if (row->device_type != MLA_DEVICE_CPU) {
         void *device = NULL;
         if (ctx->devices && ctx->runtime->device_type == row->device_type)
             device = ctx->runtime->device(ctx->devices, device_index, why, why_bytes);
-        else
+        else if (why)
             mlai_append(why, why_bytes, "%s", mla_context_device_reason(ctx, row->device_type));
         if (!device)
             return false;
+        const int32_t arch = ctx->runtime->arch(device);
+        if (arch >= row->cuda_arch_min && arch <= row->cuda_arch_max)
+            return true;
+        if (!why)
+            return false;
         mla_device_info info = MLA_DEVICE_INFO_INIT;
         ctx->runtime->describe(device, &info);
-        if (info.arch >= row->cuda_arch_min && info.arch <= row->cuda_arch_max)
-            return true;
         mlai_append(why, why_bytes, "%s is sm_%d; it runs on sm_%d to sm_%d", info.name, info.arch,
                     row->cuda_arch_min, row->cuda_arch_max);
         return false;
     }
     uint64_t missing = row->cpu_features & ~ctx->cpu_features;
-    if (!missing)
-        return true;
+    if (!missing || !why)
+        return !missing;
     mlai_append(why, why_bytes, "this context has no");
 #define MISSING(name, bit, text)                                                                   \
     if (missing & (1u << (bit)))                                                                   \
@@ -151,7 +156,7 @@ static bool runs_on(const mla_context *ctx, const mla_solution *row, int32_t dev
     return false;
 }
 
-/* Judges one row: false = rejected with a reason. */
+/* Judges one row: false = rejected with a reason, where `why` is not NULL. */
 static bool judge(const mla_context *ctx, const mla_solution *row, const mla_problem *problem,
                   char *why, size_t why_bytes)
 {
@@ -159,7 +164,7 @@ static bool judge(const mla_context *ctx, const mla_solution *row, const mla_pro
         return false;
     if (row->accepts(problem, why, why_bytes))
         return true;
-    if (!why[0])
+    if (why && !why[0])
         mlai_append(why, why_bytes, "it does not take this problem");
     return false;
 }
@@ -209,11 +214,34 @@ static mla_status check_problem(const mla_context *ctx, const mla_problem *probl
 {
     if (!ctx)
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "ctx is NULL");
-    MLAI_TRY(mlai_take_struct(own, sizeof *own, sizeof *own, problem, "problem", diag));
+    MLAI_TRY(mlai_take_struct(own, sizeof *own, MLAI_PROBLEM_MIN_BYTES, problem, "problem", diag));
     if (!strcmp(mla_op_name(own->op), "unknown"))
         return mlai_fail(diag, MLA_ERROR_ARGUMENT, "problem.op is %d, which is no operator",
                          own->op);
     return check_capacities(own, diag);
+}
+
+/* Why no row of the problem's operator and device is left. */
+static mla_status refuse(const mla_context *ctx, const mla_problem *problem,
+                         const forced_name *forced, mla_diag *diag)
+{
+    char why[160], reasons[320] = "";
+    for (int32_t i = 0; i < ctx->n_rows; i++) {
+        const mla_solution *r = ctx->rows[i];
+        if (r->op == problem->op && r->device_type == problem->device_type &&
+            (!forced || is_forced_row(r, forced)) && !judge(ctx, r, problem, why, sizeof why))
+            mlai_append(reasons, sizeof reasons, "%s%s: %s", reasons[0] ? "; " : "", r->name, why);
+    }
+    if (forced)
+        return mlai_fail(
+            diag, MLA_ERROR_UNSUPPORTED,
+            "the forced solution \"%.*s\" does not take this %s (%s); unforce it or see "
+            "`mla why`",
+            (int)forced->length, forced->text, mla_op_name(problem->op),
+            reasons[0] ? reasons : "it has no row for this operator and device");
+    return mlai_fail(diag, MLA_ERROR_UNSUPPORTED, "no solution takes this %s: %s",
+                     mla_op_name(problem->op),
+                     reasons[0] ? reasons : "none is built in for this device");
 }
 
 mla_status mlai_choose(const mla_context *ctx, const mla_problem *problem, const char *solution,
@@ -226,17 +254,12 @@ mla_status mlai_choose(const mla_context *ctx, const mla_problem *problem, const
     mla_exec exec = mlai_exec_make(ctx, problem, NULL);
     const mla_solution *best = NULL;
     double best_cost = 0.0;
-    char why[160], reasons[320] = "";
     for (int32_t i = 0; i < ctx->n_rows; i++) {
         const mla_solution *r = ctx->rows[i];
         if (r->op != problem->op || r->device_type != problem->device_type)
             continue;
-        if (is_forced && !is_forced_row(r, &forced))
+        if ((is_forced && !is_forced_row(r, &forced)) || !judge(ctx, r, problem, NULL, 0))
             continue;
-        if (!judge(ctx, r, problem, why, sizeof why)) {
-            mlai_append(reasons, sizeof reasons, "%s%s: %s", reasons[0] ? "; " : "", r->name, why);
-            continue;
-        }
         double cost = r->cost_us(problem, &exec);
         if (!best || cost < best_cost) {
             best = r;
@@ -244,18 +267,7 @@ mla_status mlai_choose(const mla_context *ctx, const mla_problem *problem, const
         }
     }
     *row = best;
-    if (best)
-        return MLA_OK;
-    if (is_forced)
-        return mlai_fail(
-            diag, MLA_ERROR_UNSUPPORTED,
-            "the forced solution \"%.*s\" does not take this %s (%s); unforce it or see "
-            "`mla why`",
-            (int)forced.length, forced.text, mla_op_name(problem->op),
-            reasons[0] ? reasons : "it has no row for this operator and device");
-    return mlai_fail(diag, MLA_ERROR_UNSUPPORTED, "no solution takes this %s: %s",
-                     mla_op_name(problem->op),
-                     reasons[0] ? reasons : "none is built in for this device");
+    return best ? MLA_OK : refuse(ctx, problem, is_forced ? &forced : NULL, diag);
 }
 
 mla_exec mlai_exec_make(const mla_context *ctx, const mla_problem *problem, const mla_call *call)
@@ -296,12 +308,15 @@ mla_status mlai_dispatch(mla_context *ctx, const mla_problem *problem, const mla
         return mlai_fail(diag, MLA_ERROR_WORKSPACE,
                          "call.workspace is %p; it must be aligned to %d bytes", call->workspace,
                          (int)alignment);
+    if (call->device_error && problem->device_type != MLA_DEVICE_CPU)
+        MLAI_TRY(ctx->runtime->validate(&exec, problem, params, call->device_error, diag));
     return row->run(&exec, problem, params, diag);
 }
 
 /*
  * The largest need among all rows that a call of this kind may end up with: costs cross over with
- * the size of a call, so a smaller one may choose another row.
+ * the size of a call, so a smaller one may choose another row, and so may one whose operands lie
+ * more plainly.
  */
 mla_status mla_workspace_bytes(mla_context *ctx, const mla_problem *problem, const char *solution,
                                uint64_t *bytes, mla_diag *diag)
@@ -316,11 +331,11 @@ mla_status mla_workspace_bytes(mla_context *ctx, const mla_problem *problem, con
     bool is_forced = find_forced(ctx, solution, own.op, &forced);
     mla_exec exec = mlai_exec_make(ctx, &own, NULL);
     uint64_t need = 0;
-    char why[160];
+    own.layout = 0;
     for (int32_t i = 0; i < ctx->n_rows; i++) {
         const mla_solution *row = ctx->rows[i];
         if (row->op != own.op || row->device_type != own.device_type ||
-            (is_forced && !is_forced_row(row, &forced)) || !judge(ctx, row, &own, why, sizeof why))
+            (is_forced && !is_forced_row(row, &forced)) || !judge(ctx, row, &own, NULL, 0))
             continue;
         uint64_t bytes_here = row->workspace_bytes(&own, &exec);
         need = bytes_here > need ? bytes_here : need;

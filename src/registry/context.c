@@ -154,6 +154,24 @@ mla_status mla_context_describe_device(const mla_context *ctx, int32_t device_ty
     return MLA_OK;
 }
 
+mla_status mlai_context_device(const mla_context *ctx, int32_t device_type, int32_t device_index,
+                               mlai_device *device, mla_diag *diag)
+{
+    *device = (mlai_device){NULL, NULL};
+    if (device_type == MLA_DEVICE_CPU && device_index == 0)
+        return MLA_OK;
+    const int32_t count = mla_context_device_count(ctx, device_type);
+    if (device_type == MLA_DEVICE_CPU || device_index < 0 || device_index >= count)
+        return mlai_fail(diag, MLA_ERROR_DEVICE,
+                         "there is no device %d of type %d; this context has %d%s%s", device_index,
+                         device_type, count, count ? "" : ": ",
+                         mla_context_device_reason(ctx, device_type));
+    char why[160];
+    device->runtime = ctx->runtime;
+    device->handle = ctx->runtime->device(ctx->devices, device_index, why, sizeof why);
+    return MLA_OK;
+}
+
 uint64_t mla_context_cpu_features(const mla_context *ctx)
 {
     return ctx ? ctx->cpu_features : 0;

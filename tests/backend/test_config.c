@@ -73,9 +73,9 @@ static void test_every_field(void **state)
         assert_fails(mla_backend_create(ctx, &c, &b, &diag), status, &diag, words);                \
         assert_null(b);                                                                            \
     } while (0)
-    REFUSED(device_type, MLA_DEVICE_CUDA, MLA_ERROR_UNSUPPORTED, "config.device_type");
+    REFUSED(device_type, MLA_DEVICE_CUDA, MLA_ERROR_DEVICE, "no device 0 of type 2");
     REFUSED(device_type, 0, MLA_ERROR_ARGUMENT, "config.device_type");
-    REFUSED(device_index, 1, MLA_ERROR_ARGUMENT, "config.device_index");
+    REFUSED(device_index, 1, MLA_ERROR_DEVICE, "no device 1 of type 1");
     REFUSED(num_attention_heads, 0, MLA_ERROR_ARGUMENT, "config.num_attention_heads");
     REFUSED(attn_tp_size, 0, MLA_ERROR_ARGUMENT, "config.attn_tp_size");
     REFUSED(attn_tp_size, 3, MLA_ERROR_ARGUMENT, "does not divide num_attention_heads 16");

@@ -232,8 +232,18 @@ static void test_save(void **state)
     REFUSED(bad.out.shape[2] = R - 1, MLA_ERROR_SHAPE, "out has shape");
     REFUSED(bad.q.shape[1] = 3, MLA_ERROR_SHAPE, "q has shape");
     slots[3] = 1 << 20;
-    REFUSED(bad.bs = 2, MLA_ERROR_CAPACITY, "slots");
+    REFUSED(bad.bs = 2, MLA_ERROR_CAPACITY, "out_cache_loc[3] is 1048576 and pool has");
+    slots[3] = 21;
+    REFUSED(bad.k.device_type = MLA_DEVICE_CUDA, MLA_ERROR_DEVICE, "k is on device 2:0 and pool");
+    REFUSED(bad.out_cache_loc.device_type = MLA_DEVICE_CUDA, MLA_ERROR_DEVICE, "out_cache_loc is");
+    REFUSED(bad.k.data = bad.out_cache_loc.data = NULL, MLA_ERROR_ARGUMENT, "out_cache_loc.data");
+    REFUSED(bad.q.device_type = MLA_DEVICE_CUDA, MLA_ERROR_DEVICE, "pool is on device 1:0 and q");
 #undef REFUSED
+    /* These two are found after the rows were written (backend.h). */
+    a.out.data = a.q.data;
+    assert_fails(mla_backend_forward_decode(w->backend, &plain_layer, w->pool, &a, &diag),
+                 MLA_ERROR_ARGUMENT, &diag, "out starts where q does");
+    assert_string_equal(spy.trail, "w");
     world_end(w);
 }
 
@@ -354,6 +364,11 @@ static void test_refusals(void **state)
     REFUSED(layer.softmax_scale = NAN, MLA_ERROR_ARGUMENT, "softmax_scale");
     REFUSED(layer.logit_cap = -1.0f, MLA_ERROR_ARGUMENT, "logit_cap");
     REFUSED(layer.k_scale = 2.0f, MLA_ERROR_ARGUMENT, "k_scale");
+    static uint8_t mask[4];
+    REFUSED(bad.mask = mla_tensor_2d(mask, MLA_FORMAT_U8, 4, 1), MLA_ERROR_ARGUMENT,
+            "is_non_causal 0");
+    REFUSED((bad.is_non_causal = 1, bad.mask = mla_tensor_2d(mask, MLA_FORMAT_U8, 4, 1)),
+            MLA_ERROR_SHAPE, "mask has 1 columns and T / bs is 2");
     REFUSED(layer.struct_size = 0, MLA_ERROR_VERSION, "mla_layer");
     REFUSED(bad.struct_size = 0, MLA_ERROR_VERSION, "mla_forward_decode_args");
     /* Lengths bumped wrongly between the init and the call. */
@@ -383,7 +398,8 @@ static void test_refusals(void **state)
     assert_ok(mla_backend_init_forward_metadata(w->backend, &batch, &diag), &diag);
     a = make_args(2, 4);
     assert_fails(mla_backend_forward_decode(w->backend, &plain_layer, w->pool, &a, &diag),
-                 MLA_ERROR_CAPACITY, &diag, "page_table");
+                 MLA_ERROR_CAPACITY, &diag,
+                 "page_table[num_extends:][1, 31] is 2147480000 and pool has");
     w->table[1][31] = page;
     w->table[1][32] = 2147480000; /* past the live pages: nobody looks */
     assert_ok(mla_backend_init_forward_metadata(w->backend, &batch, &diag), &diag);

@@ -98,7 +98,7 @@ static void test_extend(void **state)
                  MLA_ERROR_UNSUPPORTED, &diag, "save_kv_cache is 1");
     a = extend_args(8);
     assert_fails(mla_backend_forward_extend(w->backend, &plain_layer, &a, &diag),
-                 MLA_ERROR_CAPACITY, &diag, "cu_seqlens_q");
+                 MLA_ERROR_CAPACITY, &diag, "cum_extend_seq_lens ends at 9 and q has 8 rows");
     a = extend_args(9);
     a.out = mla_tensor_2d(out_rows, MLA_FORMAT_F32, 9, H * V - 1);
     assert_fails(mla_backend_forward_extend(w->backend, &plain_layer, &a, &diag), MLA_ERROR_SHAPE,
@@ -169,7 +169,13 @@ static void test_chunked_parameters(void **state)
     REFUSED(bad.k.device_type = MLA_DEVICE_CUDA, MLA_ERROR_DEVICE, "k is on device_type 2");
     REFUSED(bad.out.device_type = MLA_DEVICE_CUDA, MLA_ERROR_DEVICE, "out");
     REFUSED(bad.is_causal = 3, MLA_ERROR_ARGUMENT, "is_causal");
-    REFUSED(cum_kv[2] = 8, MLA_ERROR_CAPACITY, "cu_seqlens_kv");
+    REFUSED(cum_kv[2] = 8, MLA_ERROR_CAPACITY, "cum_seq_lens_kv ends at 8 and k");
+    cum_kv[2] = 9;
+    REFUSED(cum_q[2] = 8, MLA_ERROR_CAPACITY, "over max_q_len 4; raise max_q_len");
+    cum_q[2] = 7;
+    REFUSED(bad.max_kv_len = 8, MLA_ERROR_CAPACITY, "cum_seq_lens_kv gives request 1 9 tokens");
+    REFUSED(bad.max_q_len = -1, MLA_ERROR_ARGUMENT, "max_q_len is -1 and max_kv_len 9");
+    REFUSED(bad.cum_seq_lens_kv.shape[0] = 2, MLA_ERROR_SHAPE, "as long as cum_seq_lens_q");
 #undef REFUSED
     assert_int_equal(spy.n_calls, 1);
     world_end(w);

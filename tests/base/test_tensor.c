@@ -136,9 +136,12 @@ static void struct_versions(void **state)
     assert_int_equal(mlai_take_struct(&own, sizeof own, 8, &older, "params", &diag), MLA_OK);
     assert_int_equal(own.a, 5);
     assert_int_equal(own.b, 0);
-    older.struct_size = 0;
-    assert_int_equal(mlai_take_struct(&own, sizeof own, 8, &older, "params", &diag),
-                     MLA_ERROR_VERSION);
+    static const uint32_t bad_sizes[] = {0, 7, MLAI_MAX_STRUCT_BYTES + 1, UINT32_MAX};
+    for (size_t i = 0; i < sizeof bad_sizes / sizeof bad_sizes[0]; i++) {
+        older.struct_size = bad_sizes[i];
+        assert_int_equal(mlai_take_struct(&own, sizeof own, 8, &older, "params", &diag),
+                         MLA_ERROR_VERSION);
+    }
     assert_int_equal(mlai_take_struct(&own, sizeof own, 8, NULL, "params", &diag),
                      MLA_ERROR_ARGUMENT);
 }
@@ -178,12 +181,75 @@ static void tensor_checks(void **state)
     assert_int_equal(check(t, &diag), MLA_ERROR_FORMAT);
 }
 
+/* Strides of 0 let a few bytes be any number of elements: counted, and refused past 2^62. */
+static void element_counts(void **state)
+{
+    (void)state;
+    double data[8] = {0};
+    mla_diag diag = {""};
+    mla_tensor t = mla_tensor_3d(data, MLA_FORMAT_F32, INT64_C(1) << 30, INT64_C(1) << 30, 3);
+    t.stride[0] = t.stride[1] = 0;
+    assert_int_equal(check(t, &diag), MLA_OK);
+    assert_true(mlai_numel(&t) == INT64_C(3) << 60);
+    t.shape[2] = 4;
+    assert_int_equal(check(t, &diag), MLA_ERROR_SHAPE);
+    assert_non_null(strstr(diag.text, "2^62"));
+    /* 2^64 and 2^66, which wrap to 0 and to a small number in 64 bits */
+    t.shape[0] = t.shape[1] = INT64_C(1) << 32, t.shape[2] = 1;
+    assert_int_equal(check(t, &diag), MLA_ERROR_SHAPE);
+    t.shape[0] = INT64_C(1) << 32, t.shape[1] = (INT64_C(1) << 32) + 1;
+    assert_int_equal(check(t, &diag), MLA_ERROR_SHAPE);
+    /* empty, whatever the other extents are */
+    for (int32_t zero = 0; zero < 3; zero++) {
+        const int64_t huge = INT64_C(1) << 40;
+        const int64_t shape[3] = {zero == 0 ? 0 : huge, zero == 1 ? 0 : huge, zero == 2 ? 0 : huge};
+        t = mla_tensor_make(NULL, MLA_FORMAT_F32, 3, shape);
+        assert_int_equal(check(t, &diag), MLA_OK);
+        assert_int_equal(mlai_numel(&t), 0);
+    }
+    /* strides that do not fit are refused where they matter */
+    t = mla_tensor_3d(data, MLA_FORMAT_F32, 2, INT64_C(1) << 40, INT64_C(1) << 40);
+    assert_true(t.stride[0] == INT64_MAX);
+    assert_int_equal(check(t, &diag), MLA_ERROR_STRIDE);
+}
+
+static void saturating_sizes(void **state)
+{
+    (void)state;
+    assert_true(mlai_mul_saturating(UINT64_C(1) << 32, (UINT64_C(1) << 32) - 1) ==
+                UINT64_MAX - UINT32_MAX);
+    assert_true(mlai_mul_saturating(UINT64_C(1) << 32, UINT64_C(1) << 32) == UINT64_MAX);
+    assert_true(mlai_mul_saturating(UINT64_MAX, 0) == 0);
+    assert_true(mlai_add_saturating(UINT64_MAX - 1, 1) == UINT64_MAX);
+    assert_true(mlai_add_saturating(UINT64_MAX, UINT64_MAX) == UINT64_MAX);
+}
+
+/* A sentence of another room, in the words of the caller: whole words only, cut at the end. */
+static void renamed_sentences(void **state)
+{
+    (void)state;
+    static const mlai_name names[] = {{"slots", "out_cache_loc"}, {"q", "query"}};
+    mla_diag diag = {"slots[3] is 9, my_slots, slots2 and q has 4; give slots"};
+    assert_int_equal(mlai_rename(&diag, MLA_ERROR_SHAPE, names, 2), MLA_ERROR_SHAPE);
+    assert_string_equal(
+        diag.text, "out_cache_loc[3] is 9, my_slots, slots2 and query has 4; give out_cache_loc");
+    assert_int_equal(mlai_rename(&diag, MLA_OK, names, 2), MLA_OK);
+    assert_int_equal(mlai_rename(NULL, MLA_ERROR_SHAPE, names, 2), MLA_ERROR_SHAPE);
+    memset(diag.text, ' ', sizeof diag.text - 1);
+    memcpy(diag.text + sizeof diag.text - 6, "slots", 6);
+    mlai_rename(&diag, MLA_ERROR_SHAPE, names, 2);
+    assert_int_equal(strlen(diag.text), sizeof diag.text - 1);
+    assert_string_equal(diag.text + sizeof diag.text - 6, "out_c");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_round_trip),  cmocka_unit_test(slices),
         cmocka_unit_test(dlpack_round_trip), cmocka_unit_test(dlpack_refusals),
         cmocka_unit_test(struct_versions),   cmocka_unit_test(tensor_checks),
+        cmocka_unit_test(element_counts),    cmocka_unit_test(saturating_sizes),
+        cmocka_unit_test(renamed_sentences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,9 @@ static mla_context *ctx;
 static int make_context(void **state)
 {
     (void)state;
-    return mla_context_create(NULL, &ctx, &diag) == MLA_OK ? 0 : -1;
+    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
+    options.cpu_only = 1; /* a GPU's pool is what is refused here */
+    return mla_context_create(&options, &ctx, &diag) == MLA_OK ? 0 : -1;
 }
 
 static int end_context(void **state)
@@ -120,7 +122,7 @@ static void test_config_errors(void **state)
     REFUSED(page_stride_bytes, 94, MLA_ERROR_STRIDE, "page_stride_bytes 94");
     REFUSED(layer_stride_bytes, 500, MLA_ERROR_STRIDE, "layer_stride_bytes 500");
     REFUSED(layer_stride_bytes, UINT64_MAX - 1, MLA_ERROR_CAPACITY, "64 bits");
-    REFUSED(device_type, MLA_DEVICE_CUDA, MLA_ERROR_DEVICE, "device_type 2");
+    REFUSED(device_type, MLA_DEVICE_CUDA, MLA_ERROR_DEVICE, "no device 0 of type 2");
     REFUSED(device_type, 7, MLA_ERROR_ARGUMENT, "device_type 7");
     REFUSED(struct_size, 8, MLA_ERROR_VERSION, "struct_size");
 #undef REFUSED

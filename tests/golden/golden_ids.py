@@ -49,7 +49,7 @@ def plan(short, long_case, all_families, soak):
             for p, page in enumerate(PAGES):
                 if case[0].startswith("draft") and not soak and (c * len(PAGES) + p) % 8 != i % 8:
                     continue  # the drafts share one round of the grid
-                chosen = all_families if soak else [all_families[(c + p) % len(all_families)]]
+                chosen = all_families if soak else [all_families[(c + p + i) % len(all_families)]]
                 jobs += [(case, family, chunk, page, 0) for family in chosen]
     for family in all_families:
         for c, chunk in enumerate([64, 1000, 0]):

@@ -2,12 +2,14 @@
  * The safetensors reader against hostile files, and reader and writer against each other. Each bad
  * file is refused with MLA_ERROR_FILE and a sentence; under sanitizers none may read outside.
  */
+#include "json.h"
 #include "support.h"
 #include "test.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* A file with this header text, length field and data. */
@@ -97,6 +99,25 @@ static void test_hostile_headers(void **state)
     write_bytes(path, "", 0);
     expect_refused(path, "at least 8");
     expect_refused(scratch_path("missing", path), "could not be opened");
+}
+
+/* A FIFO that nobody writes to must not make the reader wait: the alarm ends a test that does. */
+static void test_not_a_file(void **state)
+{
+    (void)state;
+    char path[PATH_BYTES];
+    scratch_path("fifo", path);
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(30);
+    expect_refused(path, "not a regular file");
+    char *text = NULL;
+    size_t size = 0;
+    mla_diag diag = {{0}};
+    assert_int_equal(mlai_file_read(path, 100, &text, &size, &diag), MLA_ERROR_FILE);
+    assert_non_null(strstr(diag.text, "not a regular file"));
+    alarm(0);
+    unlink(path);
 }
 
 /* Every byte of a good file changed in turn: refused or read, never a crash. */
@@ -292,9 +313,10 @@ static void test_shards(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hostile_headers), cmocka_unit_test(test_flipped_bytes),
-        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_writer_refuses),
-        cmocka_unit_test(test_misaligned),      cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_hostile_headers), cmocka_unit_test(test_not_a_file),
+        cmocka_unit_test(test_flipped_bytes),   cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_writer_refuses),  cmocka_unit_test(test_misaligned),
+        cmocka_unit_test(test_shards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

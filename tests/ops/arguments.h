@@ -108,8 +108,11 @@ static void *workspace_for(const mla_problem *problem, uint64_t *bytes)
         assert_fails(problem_function(base, NULL, &diag), MLA_ERROR_ARGUMENT, &diag, "problem");   \
         made.struct_size = 8;                                                                      \
         assert_fails(problem_function(base, &made, &diag), MLA_ERROR_VERSION, &diag, "problem");   \
+        made.struct_size = UINT32_MAX;                                                             \
+        assert_fails(problem_function(base, &made, &diag), MLA_ERROR_VERSION, &diag, "problem");   \
         SPOIL(p->struct_size = 0, MLA_ERROR_VERSION, "struct_size");                               \
         SPOIL(p->struct_size -= 8, MLA_ERROR_VERSION, "struct_size");                              \
+        SPOIL(p->struct_size = UINT32_MAX, MLA_ERROR_VERSION, "struct_size");                      \
         SPOIL(p->call.reserved[2] = p, MLA_ERROR_ARGUMENT, "call.reserved[2]");                    \
         SPOIL_LIVE(p->call.solution = "no_such_row", MLA_ERROR_NOT_FOUND, "no_such_row");          \
     } while (0)

@@ -405,6 +405,13 @@ static void test_empty(void **state)
     memcpy(before, arena, sizeof arena);
     assert_ok(mla_write_kv(ctx, &write, &diag), &diag);
     assert_memory_equal(before, arena, sizeof arena);
+    /* No values, but more heads than 64 bits count: nothing to do, and nobody counts them. */
+    const int64_t tokens = INT64_C(1) << 40, heads = INT64_C(1) << 30;
+    mla_pack_kv_params pack = MLA_PACK_KV_PARAMS_INIT;
+    pack.k_nope = mla_tensor_3d(NULL, MLA_FORMAT_F32, tokens, heads, 0);
+    pack.k_pe = mla_tensor_2d(NULL, MLA_FORMAT_F32, tokens, 0);
+    pack.k_out = mla_tensor_3d(NULL, MLA_FORMAT_F32, tokens, heads, 0);
+    assert_ok(mla_pack_kv(ctx, &pack, &diag), &diag);
 }
 
 static void on_cuda(mla_tensor *t)

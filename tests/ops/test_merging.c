@@ -127,6 +127,52 @@ static void shards_merge_to_the_whole(void **unused)
     assert_true(tried > 0);
 }
 
+/* ---- NaN ------------------------------------------------------------------------------------- */
+
+/* A NaN lse is a state that is not empty: it spoils its row, and no other. */
+static void a_nan_lse_spoils_its_row(void **unused)
+{
+    (void)unused;
+    enum { N = 3, T = 5, D = 24 };
+    static const float nan_at[T][N] = {
+        {1.0f, NAN, 2.0f},          /* beside others */
+        {NAN, -INFINITY, 0.5f},     /* first */
+        {NAN, NAN, NAN},            /* alone with itself */
+        {1.0f, 2.0f, 3.0f},         /* not here */
+        {-INFINITY, NAN, INFINITY}, /* the only one that is not empty: passes */
+    };
+    operator_rows rows = operator_rows_here(context, MLA_OP_MERGE, NULL);
+    assert_true(rows.n > 0);
+    for (int32_t r = 0; r < rows.n; r++) {
+        float outs[N][T][D], lses[N][T], out[T][D], lse[T];
+        mla_tensor out_tensors[N], lse_tensors[N];
+        mla_diag diag = {{0}};
+        for (int32_t i = 0; i < N; i++) {
+            for (int32_t t = 0; t < T; t++) {
+                lses[i][t] = nan_at[t][i];
+                for (int32_t d = 0; d < D; d++)
+                    outs[i][t][d] = (float)(i + t + d);
+            }
+            out_tensors[i] = mla_tensor_3d(outs[i], MLA_FORMAT_F32, T, 1, D);
+            lse_tensors[i] = mla_tensor_2d(lses[i], MLA_FORMAT_F32, T, 1);
+        }
+        mla_merge_state_params p = MLA_MERGE_STATE_PARAMS_INIT;
+        p.n_states = N;
+        p.outs = out_tensors;
+        p.lses = lse_tensors;
+        p.out = mla_tensor_3d(out, MLA_FORMAT_F32, T, 1, D);
+        p.lse = mla_tensor_2d(lse, MLA_FORMAT_F32, T, 1);
+        p.call.solution = rows.name[r];
+        must(mla_merge_state(context, &p, &diag), &diag);
+        for (int32_t t = 0; t < T; t++) {
+            assert_int_equal(isnan(lse[t]) != 0, t != 3);
+            for (int32_t d = 0; d < D; d++)
+                assert_int_equal(isnan(out[t][d]) != 0, t < 3);
+        }
+        assert_memory_equal(out[4], outs[1][4], sizeof out[4]);
+    }
+}
+
 /* ---- prefix replay --------------------------------------------------------------------------- */
 
 /* Rows [from_b, from_b + n_b) of each request's keys, one after the other, in packed memory. */
@@ -260,6 +306,7 @@ int main(void)
     context = operator_context(2);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shards_merge_to_the_whole),
+        cmocka_unit_test(a_nan_lse_spoils_its_row),
         cmocka_unit_test(prefix_windows_merge_to_one_pass),
     };
     int failed = cmocka_run_group_tests_name("merging", tests, NULL, NULL);

@@ -224,6 +224,23 @@ static void report_47_positions_of_strided_shards(void **unused)
             }
 }
 
+/* Live rows of a shard past the global length, and shards whose bound is no causal one. */
+static void report_47_shards_without_causality(void **unused)
+{
+    (void)unused;
+    static const int32_t kv_len[] = {257, 10, 7, 1};
+    for (int32_t rank = 0; rank < 3; rank++)
+        for (int32_t mask = PROBLEM_CAUSAL; mask <= PROBLEM_NOISE; mask++)
+            for (int32_t slack = 0; slack <= 5; slack += 5) {
+                decode_shape s = shape_with(12, 16, BF16, BF16, 4, 3, kv_len);
+                s.mask = mask;
+                s.shard_count = 3;
+                s.shard_first = rank;
+                s.shard_slack = slack;
+                all_rows_agree(&s);
+            }
+}
+
 static void report_48_54_58_59_60_uniform_ragged_and_mixed_tokens(void **unused)
 {
     (void)unused;
@@ -468,6 +485,7 @@ int main(void)
         cmocka_unit_test(report_30_32_33_unused_slots_of_the_last_page),
         cmocka_unit_test(report_31_requests_are_isolated),
         cmocka_unit_test(report_47_positions_of_strided_shards),
+        cmocka_unit_test(report_47_shards_without_causality),
         cmocka_unit_test(report_48_54_58_59_60_uniform_ragged_and_mixed_tokens),
         cmocka_unit_test(report_49_50_51_verify_is_causal),
         cmocka_unit_test(report_57_long_queries_through_absorbed_decode),

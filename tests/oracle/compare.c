@@ -32,6 +32,17 @@ bool compare_value(double got, double want, double slack)
     return fabs(got - want) <= slack;
 }
 
+bool compare_near(const void *a, const void *b, int32_t format, int64_t n)
+{
+    double largest = 0.0;
+    for (int64_t i = 0; i < n; i++)
+        largest = fmax(largest, fabs(numeric_get(a, format, i)));
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs(numeric_get(a, format, i) - numeric_get(b, format, i)) <= largest / 128.0))
+            return false;
+    return true;
+}
+
 static double ratio(double error, double bound)
 {
     if (isnan(error))

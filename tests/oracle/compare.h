@@ -41,6 +41,10 @@ bool compare_finite(const mla_tensor *t, char *why, size_t why_bytes);
 /* Same shape and format, every element's bits equal; strides may differ. */
 bool compare_bits(const mla_tensor *a, const mla_tensor *b, char *why, size_t why_bytes);
 
+/* n values of two results of one row that may differ by roundings of 16-bit probabilities and
+ * outputs: within 1/128 of the largest. NaN is near nothing. */
+bool compare_near(const void *a, const void *b, int32_t format, int64_t n);
+
 /* One value against what it should be: NaN for NaN, the same infinity, or within slack. */
 bool compare_value(double got, double want, double slack);
 

@@ -6,6 +6,9 @@
  * operator_run is the one way to run a problem: outputs are reset to poison, the workspace is
  * exactly as large as the library says, filled with poison and fenced by canaries, and afterwards
  * inputs, gaps and canaries are looked at.
+ *
+ * With a device in use (scene.h) contexts have that device, rows are the device's, and the
+ * workspace's head keeps from call to call what the calls before left in it (ops.h).
  */
 #ifndef MLA_TESTS_ORACLE_OPERATORS_H
 #define MLA_TESTS_ORACLE_OPERATORS_H
@@ -52,6 +55,22 @@ bool operator_accepts(mla_context *ctx, const operator_table *op, const problem_
 /* operator_run and the oracle's check. */
 bool operator_verify(mla_context *ctx, const operator_table *op, problem_base *p,
                      const char *solution, double *worst, char *why, size_t why_bytes);
+
+/* Runs a problem again and compares the outputs, which hold the first run's, bit for bit. */
+bool operator_repeats(mla_context *ctx, const operator_table *op, problem_base *p,
+                      const char *solution, char *why, size_t why_bytes);
+
+/* Uses the device that "--device cuda[:N]" names, when it is among the arguments, and takes both
+ * out of them. Where the library or the machine has no such device the program says so and ends
+ * with 77, which ctest counts as skipped. */
+void operator_take_device(int *argc, char **argv);
+
+/* The kind of device that the tests run on: MLA_DEVICE_CPU, or MLA_DEVICE_CUDA. */
+int32_t operator_device_type(void);
+
+/* Whether a row's bits depend on its own query, keys and length only. A device's fast rows cut
+ * their work by all lengths of a call: other calls give the same up to the order of sums. */
+bool operator_keeps_bits(const char *row);
 
 /* Contexts of the tests: n_threads of the default pool, or 0 = a runner that does five tasks one
  * after the other, the last first. MLA_SOLUTION is not read. Ends the program on failure. */

@@ -312,6 +312,7 @@ static mla_write_kv_params write_params(const cache_problem *p)
     q.kv_cache_rope = p->kv_cache_rope;
     q.kv_lora_rank = p->kv_lora_rank;
     q.qk_rope_head_dim = p->qk_rope_head_dim;
+    SCENE_PLACE(&p->base.scene, &q.latent, &q.rope, &q.slots, &q.kv_cache, &q.kv_cache_rope);
     return q;
 }
 
@@ -326,6 +327,7 @@ static mla_gather_kv_params gather_params(const cache_problem *p)
     q.kv_cache_rope = p->kv_cache_rope;
     q.kv_lora_rank = p->kv_lora_rank;
     q.qk_rope_head_dim = p->qk_rope_head_dim;
+    SCENE_PLACE(&p->base.scene, &q.latent, &q.rope, &q.slots, &q.kv_cache, &q.kv_cache_rope);
     return q;
 }
 
@@ -348,6 +350,8 @@ static mla_rope_write_kv_params rope_write_params(const cache_problem *p)
     q.kv_cache_rope = p->kv_cache_rope;
     q.kv_lora_rank = p->kv_lora_rank;
     q.qk_rope_head_dim = p->qk_rope_head_dim;
+    SCENE_PLACE(&p->base.scene, &q.q_pe, &q.q_pe_out, &q.latent, &q.k_pe, &q.k_pe_out, &q.positions,
+                &q.cos, &q.sin, &q.slots, &q.kv_cache, &q.kv_cache_rope);
     return q;
 }
 

@@ -132,6 +132,7 @@ static mla_absorb_query_params absorb_params(const linear_problem *p)
     q.q_nope = p->x;
     q.w_uk = p->weight;
     q.out = p->out;
+    SCENE_PLACE(&p->base.scene, &q.q_nope, &q.w_uk, &q.out);
     return q;
 }
 
@@ -142,6 +143,7 @@ static mla_project_value_params project_params(const linear_problem *p)
     q.w_uv = p->weight;
     q.gate = p->gate;
     q.out = p->out;
+    SCENE_PLACE(&p->base.scene, &q.latent, &q.w_uv, &q.gate, &q.out);
     return q;
 }
 

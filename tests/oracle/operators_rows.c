@@ -54,6 +54,8 @@ typedef struct merge_problem {
     mla_tensor lses[MLA_MERGE_MAX_STATES];
     mla_tensor out;
     mla_tensor lse;
+    mla_tensor placed_outs[MLA_MERGE_MAX_STATES]; /* where the call finds outs and lses */
+    mla_tensor placed_lses[MLA_MERGE_MAX_STATES];
 } merge_problem;
 
 static void fill_states(merge_problem *p, rng *r, int32_t empty_percent, double lse_spread)
@@ -106,6 +108,11 @@ static problem_base *merge_make(uint64_t seed)
                      : scene_tensor(s, &r, "lse", SCENE_OUTPUT, flat, MLA_FORMAT_F32, 2, shape);
     fill_states(p, &r, RNG_PICK(&r, empties), RNG_PICK(&r, spreads));
     scene_seal(s);
+    for (int32_t i = 0; i < p->n_states; i++) {
+        p->placed_outs[i] = p->outs[i];
+        p->placed_lses[i] = p->lses[i];
+        SCENE_PLACE(s, &p->placed_outs[i], &p->placed_lses[i]);
+    }
     snprintf(p->base.text, sizeof p->base.text,
              "merge n=%d T=%d H=%d d=%d states=%s out=%s in_place=%d lse=%d layout=%d", p->n_states,
              p->tokens, p->heads, p->width, mla_format_name(format), mla_format_name(p->out.format),
@@ -117,10 +124,11 @@ static mla_merge_state_params merge_params(const merge_problem *p)
 {
     mla_merge_state_params q = MLA_MERGE_STATE_PARAMS_INIT;
     q.n_states = p->n_states;
-    q.outs = p->outs;
-    q.lses = p->lses;
+    q.outs = p->placed_outs;
+    q.lses = p->placed_lses;
     q.out = p->out;
     q.lse = p->lse;
+    SCENE_PLACE(&p->base.scene, &q.out, &q.lse);
     return q;
 }
 
@@ -248,6 +256,7 @@ static mla_rope_params rope_params(const rope_problem *p)
     q.cos = p->cos;
     q.sin = p->sin;
     q.out = p->out;
+    SCENE_PLACE(&p->base.scene, &q.x, &q.positions, &q.cos, &q.sin, &q.out);
     return q;
 }
 
@@ -361,6 +370,7 @@ static mla_pack_kv_params pack_params(const pack_problem *p)
     q.v = p->v;
     q.k_out = p->k_out;
     q.v_out = p->v_out;
+    SCENE_PLACE(&p->base.scene, &q.k_nope, &q.k_pe, &q.v, &q.k_out, &q.v_out);
     return q;
 }
 

@@ -184,10 +184,6 @@ static void random_visibility(rng *r, decode_shape *s)
     default:
         break;
     }
-    if (s->mask == PROBLEM_TREE || s->mask == PROBLEM_NOISE)
-        s->shard_count = 0;
-    if (s->mask == PROBLEM_FULL)
-        s->shard_slack = 0;
 }
 
 decode_shape decode_shape_random(uint64_t seed, int32_t is_extend)
@@ -222,6 +218,46 @@ decode_shape decode_shape_random(uint64_t seed, int32_t is_extend)
     s.extra_pages = (int32_t)rng_range(&r, 0, 6);
     static const int64_t hints[] = {-1, 0, 0, 1, 777};
     s.max_seqlen_kv = RNG_PICK(&r, hints);
+    return s;
+}
+
+decode_shape decode_shape_usual(uint64_t seed, int32_t is_extend)
+{
+    static const int32_t heads[] = {1, 3, 8, 16, 16, 32, 40, 64, 128};
+    static const int32_t pages[] = {1, 8, 16, 32, 64, 64, 64, 100, 128};
+    static const int32_t formats[][2] = {
+        {MLA_FORMAT_BF16, MLA_FORMAT_BF16}, {MLA_FORMAT_BF16, MLA_FORMAT_BF16},
+        {MLA_FORMAT_F16, MLA_FORMAT_F16},   {MLA_FORMAT_BF16, MLA_FORMAT_E4M3},
+        {MLA_FORMAT_E4M3, MLA_FORMAT_E4M3}, {MLA_FORMAT_BF16, MLA_FORMAT_DS656}};
+    static const float scales[] = {0.5f, 1.0f, 3.0f};
+    decode_shape s = decode_shape_random(seed, is_extend);
+    rng r = rng_stream(seed, is_extend ? 5 : 4);
+    const int64_t f = rng_range(&r, 0, (int64_t)(sizeof formats / sizeof formats[0]) - 1);
+    s.kv_lora_rank = 512;
+    s.qk_rope_head_dim = 64;
+    s.heads = RNG_PICK(&r, heads);
+    s.page_size = RNG_PICK(&r, pages);
+    s.q_format = formats[f][0];
+    s.kv_format = formats[f][1];
+    s.out_format = s.q_format == MLA_FORMAT_E4M3 ? MLA_FORMAT_BF16 : s.q_format;
+    if (rng_chance(&r, 20))
+        s.out_format = MLA_FORMAT_F32;
+    s.k_scale = s.kv_format == MLA_FORMAT_E4M3 ? RNG_PICK(&r, scales) : 1.0f;
+    s.split_q = s.split_cache = s.shard_count = 0;
+    if (s.mask == PROBLEM_TREE || s.mask == PROBLEM_NOISE)
+        s.mask = PROBLEM_FULL;
+    s.layout = rng_chance(&r, 50) ? SCENE_PACKED : SCENE_ALIGNED;
+    double left = (double)WORK_LARGE / (1088.0 * s.heads);
+    for (int32_t b = 0; b < s.batch; b++) {
+        if (rng_chance(&r, 10))
+            s.kv_len[b] = (int32_t)rng_range(&r, 5000, 30000);
+        const double most = left / (s.q_len[b] > 0 ? s.q_len[b] : 1);
+        s.kv_len[b] = s.kv_len[b] > most ? (int32_t)most : s.kv_len[b];
+        left -= (double)s.kv_len[b] * s.q_len[b];
+        left = left > 0 ? left : 0;
+    }
+    s.q_spread = s.kv_spread = 1.0;
+    s.softmax_scale = (float)((rng_chance(&r, 10) ? -1.0 : 1.0) / (24.0 * (double)s.k_scale));
     return s;
 }
 

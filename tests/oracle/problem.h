@@ -85,6 +85,10 @@ void decode_shape_lengths(decode_shape *s, int32_t batch, const int32_t *q_len,
                           const int32_t *kv_len);
 
 decode_shape decode_shape_random(uint64_t seed, int32_t is_extend);
+
+/* What engines send, which the fast kernels take: the usual dims, 16-bit and fp8 formats, aligned
+ * strides, whole sequences, longer contexts. */
+decode_shape decode_shape_usual(uint64_t seed, int32_t is_extend);
 decode_problem *decode_problem_make(const decode_shape *shape, uint64_t seed);
 void decode_problem_free(decode_problem *p);
 
@@ -126,6 +130,7 @@ prefill_shape prefill_shape_make(void);
 void prefill_shape_lengths(prefill_shape *s, int32_t batch, const int32_t *q_len,
                            const int32_t *kv_len);
 prefill_shape prefill_shape_random(uint64_t seed);
+prefill_shape prefill_shape_usual(uint64_t seed); /* see decode_shape_usual */
 prefill_problem *prefill_problem_make(const prefill_shape *shape, uint64_t seed);
 void prefill_problem_free(prefill_problem *p);
 

@@ -109,6 +109,25 @@ prefill_shape prefill_shape_random(uint64_t seed)
     return s;
 }
 
+prefill_shape prefill_shape_usual(uint64_t seed)
+{
+    static const int32_t heads[][2] = {{1, 1}, {4, 2}, {16, 16}, {16, 1}, {64, 64}, {128, 128}};
+    prefill_shape s = prefill_shape_random(seed);
+    rng r = rng_stream(seed, 6);
+    const int64_t h = rng_range(&r, 0, (int64_t)(sizeof heads / sizeof heads[0]) - 1);
+    s.heads = heads[h][0];
+    s.kv_heads = heads[h][1];
+    s.qk_head_dim = 192;
+    s.v_head_dim = 128;
+    random_lengths(&r, &s);
+    s.q_format = s.kv_format = s.out_format = rng_chance(&r, 70) ? MLA_FORMAT_BF16 : MLA_FORMAT_F16;
+    s.k_scale = s.v_scale = 1.0f;
+    s.layout = rng_chance(&r, 50) ? SCENE_PACKED : SCENE_ALIGNED;
+    s.spread = 1.0;
+    s.softmax_scale = (float)((rng_chance(&r, 10) ? -1.0 : 1.0) / sqrt(192.0));
+    return s;
+}
+
 static void fill_rows(const mla_tensor *t, const prefill_shape *s, const int32_t *lengths,
                       const int32_t *first, uint64_t kind)
 {

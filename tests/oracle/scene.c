@@ -10,6 +10,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+static device_memory *device_in_use;
+
+void scene_use_device(device_memory *device)
+{
+    device_in_use = device;
+}
+
+device_memory *scene_device(void)
+{
+    return device_in_use;
+}
+
 static void *allocate(size_t bytes)
 {
     void *p = NULL;
@@ -38,6 +50,8 @@ mla_tensor scene_strided(scene *s, const char *name, scene_role role, int32_t fo
     b->size = (size_t)(2 * SCENE_MARGIN_BYTES + (extent + first_element) * element);
     b->bytes = allocate(b->size);
     memset(b->bytes, SCENE_POISON, b->size);
+    if (device_in_use)
+        b->twin = device_alloc(device_in_use, b->size);
     b->tensor = mla_tensor_make(b->bytes + SCENE_MARGIN_BYTES + first_element * element, format,
                                 rank, shape);
     for (int32_t i = 0; i < rank; i++)
@@ -58,15 +72,16 @@ mla_tensor scene_tensor(scene *s, rng *r, const char *name, scene_role role, sce
         order[swap] = other;
         order[other] = swap;
     }
-    int64_t next = 1;
+    const bool is_aligned = layout == SCENE_ALIGNED;
+    int64_t next = 1, unit = is_aligned ? 16 / mla_format_bytes(format) : 1;
     for (int32_t i = rank - 1; i >= 0; i--) {
         int32_t dim = order[i];
-        if (layout != SCENE_PACKED && i < rank - 1)
-            next += rng_chance(r, 50) ? 0 : rng_range(r, 1, 19);
+        if (layout != SCENE_PACKED && i < rank - 1 && !(is_aligned && i == 0 && rank > 2))
+            next += rng_chance(r, 50) ? 0 : unit * rng_range(r, 1, 19);
         stride[dim] = next;
         next *= shape[dim] > 0 ? shape[dim] : 1;
     }
-    int64_t first = layout == SCENE_PACKED ? 0 : rng_range(r, 0, 7);
+    int64_t first = layout == SCENE_PACKED ? 0 : unit * rng_range(r, 0, 7);
     return scene_strided(s, name, role, format, rank, shape, stride, first);
 }
 
@@ -74,7 +89,9 @@ mla_tensor scene_pool(scene *s, rng *r, const char *name, scene_role role, scene
                       const scene_pool_shape *shape)
 {
     /* 656-byte rows hold f32 scales: their strides keep a multiple of 16 bytes */
-    int64_t step = shape->format == MLA_FORMAT_DS656 ? 16 : 1;
+    int64_t step = shape->format == MLA_FORMAT_DS656 ? 16
+                   : layout == SCENE_ALIGNED         ? 16 / mla_format_bytes(shape->format)
+                                                     : 1;
     int64_t row = shape->row_elements, gap = 0, first = 0;
     if (layout != SCENE_PACKED) {
         row += rng_chance(r, 50) ? 0 : step * rng_range(r, 1, 13);
@@ -97,6 +114,18 @@ scene_block *scene_find(scene *s, const mla_tensor *t)
             return &s->blocks[i];
     }
     return NULL;
+}
+
+void scene_place(const scene *s, mla_tensor *const *tensors, int32_t n_tensors)
+{
+    for (int32_t i = 0; i < n_tensors; i++) {
+        const scene_block *b =
+            tensors[i]->rank ? scene_find((scene *)(uintptr_t)s, tensors[i]) : NULL;
+        if (!b || !b->twin || !device_in_use)
+            continue;
+        tensors[i]->data = b->twin + ((const uint8_t *)tensors[i]->data - b->bytes);
+        *tensors[i] = mla_tensor_on(*tensors[i], MLA_DEVICE_CUDA, device_index(device_in_use));
+    }
 }
 
 void scene_fill(const mla_tensor *t, rng *r, double spread)
@@ -123,8 +152,34 @@ void scene_seal(scene *s)
 
 void scene_reset(scene *s)
 {
+    for (int32_t i = 0; i < s->n_blocks; i++) {
+        const scene_block *b = &s->blocks[i];
+        memcpy(b->bytes, b->sealed, b->size);
+        if (b->twin)
+            device_upload(device_in_use, b->twin, b->sealed, b->size);
+    }
+}
+
+void scene_fetch(scene *s)
+{
     for (int32_t i = 0; i < s->n_blocks; i++)
-        memcpy(s->blocks[i].bytes, s->blocks[i].sealed, s->blocks[i].size);
+        if (s->blocks[i].twin)
+            device_download(device_in_use, s->blocks[i].bytes, s->blocks[i].twin,
+                            s->blocks[i].size);
+}
+
+size_t scene_outputs(const scene *s, uint8_t *bytes)
+{
+    size_t total = 0;
+    for (int32_t i = 0; i < s->n_blocks; i++) {
+        const scene_block *b = &s->blocks[i];
+        if (b->role != SCENE_OUTPUT)
+            continue;
+        if (bytes)
+            memcpy(bytes + total, b->bytes, b->size);
+        total += b->size;
+    }
+    return total;
 }
 
 static bool report(const scene_block *b, const uint8_t *at, char *why, size_t why_bytes)
@@ -199,6 +254,7 @@ bool scene_untouched(const scene *s, char *why, size_t why_bytes)
 void scene_free(scene *s)
 {
     for (int32_t i = 0; i < s->n_blocks; i++) {
+        device_free(device_in_use, s->blocks[i].twin);
         free(s->blocks[i].bytes);
         free(s->blocks[i].sealed);
     }

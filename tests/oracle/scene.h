@@ -8,10 +8,15 @@
  *
  * Blocks are inputs (must come back unchanged, byte for byte) or outputs (elements may change, the
  * rest may not). scene_seal remembers all bytes, scene_reset brings them back before the next run.
+ *
+ * After scene_use_device each new block has a twin in a GPU's memory, margins and gaps included.
+ * Problems are made and checked on the host as ever; a call gets the twins (scene_place), which
+ * scene_reset fills and scene_fetch brings back.
  */
 #ifndef MLA_TESTS_ORACLE_SCENE_H
 #define MLA_TESTS_ORACLE_SCENE_H
 
+#include "device_memory.h"
 #include "oracle/rng.h"
 #include <mla/tensor.h>
 #include <stddef.h>
@@ -21,9 +26,10 @@
 #define SCENE_POISON 0xff
 
 typedef enum scene_layout {
-    SCENE_PACKED = 0,  /* contiguous */
-    SCENE_GAPS = 1,    /* outer strides larger than packed: a slice of a bigger tensor */
-    SCENE_SHUFFLED = 2 /* gaps, and the outer dimensions in another order in memory */
+    SCENE_PACKED = 0,   /* contiguous */
+    SCENE_GAPS = 1,     /* outer strides larger than packed: a slice of a bigger tensor */
+    SCENE_SHUFFLED = 2, /* gaps, and the outer dimensions in another order in memory */
+    SCENE_ALIGNED = 3   /* gaps in multiples of 16 bytes, of rank 3 and 4 none in dimension 0 */
 } scene_layout;
 
 typedef enum scene_role { SCENE_INPUT = 0, SCENE_OUTPUT = 1 } scene_role;
@@ -33,6 +39,7 @@ typedef struct scene_block {
     scene_role role;
     uint8_t *bytes;
     uint8_t *sealed; /* as scene_seal found them */
+    uint8_t *twin;   /* on the device in use, or NULL */
     size_t size;
     mla_tensor tensor;
 } scene_block;
@@ -41,6 +48,17 @@ typedef struct scene {
     int32_t n_blocks;
     scene_block blocks[SCENE_MAX_BLOCKS];
 } scene;
+
+/* Problems made and run from now on are on this device; NULL: on the CPU, which may also run a
+ * device's problems once. */
+void scene_use_device(device_memory *device);
+device_memory *scene_device(void);
+
+/* Moves tensors of the scene, absent ones aside, to their twins where a device is in use. */
+void scene_place(const scene *s, mla_tensor *const *tensors, int32_t n_tensors);
+#define SCENE_PLACE(s, ...)                                                                        \
+    scene_place((s), (mla_tensor *const[]){__VA_ARGS__},                                           \
+                (int32_t)(sizeof((mla_tensor *const[]){__VA_ARGS__}) / sizeof(mla_tensor *)))
 
 /* A new tensor filled with poison. The layout's gaps and the base's misalignment (whole elements)
  * are drawn from r. */
@@ -71,6 +89,12 @@ void scene_fill(const mla_tensor *t, rng *r, double spread);
 
 void scene_seal(scene *s);
 void scene_reset(scene *s);
+
+/* Waits for the device in use and copies the twins back. Without one nothing happens. */
+void scene_fetch(scene *s);
+
+/* Copies the output blocks' bytes to `bytes` (NULL: only counts them); returns how many. */
+size_t scene_outputs(const scene *s, uint8_t *bytes);
 
 /* True when inputs are unchanged and nothing outside the outputs' elements was written; else `why`
  * says where. */

@@ -36,6 +36,7 @@ typedef struct suite {
     int32_t verbose;
     const char *solution;
     mla_context *contexts[N_CONTEXTS];
+    int32_t n_contexts; /* one on a device */
     suite_row rows[MAX_ROWS];
     int32_t n_rows;
     int32_t call_failures; /* of what no row answers for */
@@ -46,9 +47,10 @@ static void record(suite *s, suite_row *row, const problem_base *p, const char *
     int32_t *failures = row ? &row->failures : &s->call_failures;
     if ((*failures)++ >= FAILURES_SHOWN)
         return;
-    print_error("%s: %s\n    problem: %s\n    replay:  %s --seed %" PRIu64 " --count 1%s%s\n",
+    print_error("%s: %s\n    problem: %s\n    replay:  %s --seed %" PRIu64 " --count 1%s%s%s\n",
                 row ? row->name : mla_op_name(s->op->op), why, p->text, s->program, p->seed,
-                row ? " --solution " : "", row ? row->name : "");
+                row ? " --solution " : "", row ? row->name : "",
+                scene_device() ? " --device cuda" : "");
 }
 
 static suite_row *row_named(suite *s, const char *name)
@@ -128,6 +130,8 @@ static void run_accepted(suite *s, suite_row *row, mla_context *ctx, problem_bas
     row->accepted++;
     if (!operator_verify(ctx, s->op, p, row->name, &worst, why, sizeof why))
         record(s, row, p, why);
+    else if (scene_device() && !operator_repeats(ctx, s->op, p, row->name, why, sizeof why))
+        record(s, row, p, why);
     if (worst > row->worst)
         row->worst = worst;
     if (p->seed % 4 == 0)
@@ -171,7 +175,7 @@ static void run_unforced(suite *s, mla_context *ctx, problem_base *p, const mla_
 static void run_problem(suite *s, uint64_t seed)
 {
     problem_base *p = s->op->make(seed);
-    mla_context *ctx = s->contexts[seed % N_CONTEXTS];
+    mla_context *ctx = s->contexts[seed % (uint64_t)s->n_contexts];
     mla_problem problem = MLA_PROBLEM_INIT;
     mla_diag diag = {{0}};
     mla_verdict verdicts[MAX_ROWS];
@@ -251,7 +255,9 @@ static bool parse(suite *s, int argc, char **argv)
         else if (strcmp(argv[i], "--count") == 0 && has_value)
             s->count = (int32_t)strtol(argv[++i], NULL, 10);
         else {
-            fprintf(stderr, "usage: %s [--solution NAME] [--seed S] [--count N] [--verbose]\n",
+            fprintf(stderr,
+                    "usage: %s [--device cuda[:N]] [--solution NAME] [--seed S] [--count N] "
+                    "[--verbose]\n",
                     argv[0]);
             return false;
         }
@@ -265,7 +271,7 @@ static void list_rows(suite *s)
     for (int32_t i = 0; i < mla_solution_count(ctx) && s->n_rows < MAX_ROWS; i++) {
         mla_solution_info info = MLA_SOLUTION_INFO_INIT;
         if (mla_solution_describe(ctx, i, &info, NULL) != MLA_OK || info.op != s->op->op ||
-            info.device_type != MLA_DEVICE_CPU)
+            info.device_type != operator_device_type())
             continue;
         bool wanted = !s->solution || strcmp(s->solution, info.name) == 0 ||
                       strcmp(s->solution, info.family) == 0;
@@ -278,9 +284,11 @@ int suite_main(int argc, char **argv, const operator_table *op)
 {
     static const int32_t threads[N_CONTEXTS] = {1, 2, 3, 7, 0};
     suite s = {.op = op, .program = argv[0], .seed = 1, .count = op->usual_count};
+    operator_take_device(&argc, argv);
     if (!parse(&s, argc, argv))
         return 2;
-    for (int32_t i = 0; i < N_CONTEXTS; i++)
+    s.n_contexts = scene_device() ? 1 : N_CONTEXTS;
+    for (int32_t i = 0; i < s.n_contexts; i++)
         s.contexts[i] = operator_context(threads[i]);
     list_rows(&s);
     for (int32_t i = 0; i < s.count; i++)
@@ -294,7 +302,7 @@ int suite_main(int argc, char **argv, const operator_table *op)
     tests[n++] = (struct CMUnitTest){"unforced_calls", call_test, NULL, NULL, &s};
     tests[n++] = (struct CMUnitTest){"every_row_was_used", coverage_test, NULL, NULL, &s};
     int failed = _cmocka_run_group_tests(mla_op_name(op->op), tests, (size_t)n, NULL, NULL);
-    for (int32_t i = 0; i < N_CONTEXTS; i++)
+    for (int32_t i = 0; i < s.n_contexts; i++)
         mla_context_destroy(s.contexts[i]);
     return failed;
 }

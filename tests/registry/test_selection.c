@@ -6,6 +6,7 @@
 #include "test.h"
 
 #include <mla/mla.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -355,6 +356,8 @@ static void bad_rows_are_refused(void **unused)
     row = rows[0];
     row.struct_size = 8;
     assert_int_equal(mla_context_add_solutions(ctx, &row, 1, &diag), MLA_ERROR_VERSION);
+    row.struct_size = UINT32_MAX;
+    assert_int_equal(mla_context_add_solutions(ctx, &row, 1, &diag), MLA_ERROR_VERSION);
     row = rows[0];
     row.run = NULL;
     assert_int_equal(mla_context_add_solutions(ctx, &row, 1, &diag), MLA_ERROR_ARGUMENT);
@@ -507,6 +510,143 @@ static void explain_tells_about_every_row(void **unused)
     mla_context_destroy(ctx);
 }
 
+static void explain_leaves_diag_and_verdicts_alone(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+    mla_problem problem = merge_problem();
+    mla_diag diag = {"untouched"};
+    mla_verdict verdicts[64];
+    int32_t n = 64;
+    memset(verdicts, 0x5a, sizeof verdicts);
+    for (int32_t i = 0; i < 64; i++)
+        verdicts[i].struct_size = sizeof verdicts[i];
+    /* that nothing takes it is an answer, not an error */
+    assert_int_equal(mla_explain(ctx, &problem, "three", verdicts, &n, &diag), MLA_OK);
+    assert_string_equal(diag.text, "untouched");
+    static const uint32_t bad_sizes[] = {0, sizeof(mla_verdict) - 1, sizeof(mla_verdict) + 1,
+                                         UINT32_MAX};
+    const int32_t n_rows = n;
+    for (int32_t i = 0; i < 4; i++) {
+        mla_verdict kept = verdicts[0];
+        kept.cost_us = -1.0;
+        verdicts[0] = kept;
+        verdicts[n_rows - 1].struct_size = bad_sizes[i];
+        n = 64;
+        assert_int_equal(mla_explain(ctx, &problem, NULL, verdicts, &n, &diag), MLA_ERROR_VERSION);
+        assert_non_null(strstr(diag.text, "struct_size"));
+        assert_memory_equal(&verdicts[0], &kept, sizeof kept); /* nor is any verdict written */
+    }
+    mla_context_destroy(ctx);
+}
+
+/* Every query that takes a problem, for one that is out of range. */
+static void refused_everywhere(mla_context *ctx, const mla_problem *problem, mla_status status,
+                               const char *words)
+{
+    mla_diag diag = {{0}};
+    uint64_t bytes = 77;
+    const char *name = "untouched";
+    mla_verdict verdicts[64];
+    int32_t n = 64;
+    for (int32_t i = 0; i < 64; i++)
+        verdicts[i] = (mla_verdict){.struct_size = sizeof(mla_verdict)};
+    assert_int_equal(mla_workspace_bytes(ctx, problem, NULL, &bytes, &diag), status);
+    assert_non_null(strstr(diag.text, words));
+    assert_int_equal(bytes, 77);
+    assert_int_equal(mla_solution_choose(ctx, problem, NULL, &name, &diag), status);
+    assert_non_null(strstr(diag.text, words));
+    assert_string_equal(name, "untouched");
+    assert_int_equal(mla_explain(ctx, problem, NULL, verdicts, &n, &diag), status);
+    assert_non_null(strstr(diag.text, words));
+    assert_null(verdicts[0].name);
+}
+
+static mla_problem decode_problem(void)
+{
+    mla_problem p = MLA_PROBLEM_INIT;
+    p.op = MLA_OP_DECODE;
+    p.device_type = MLA_DEVICE_CPU;
+    p.q_format = p.kv_format = p.out_format = MLA_FORMAT_F32;
+    p.num_heads = 16;
+    p.num_kv_heads = 1;
+    p.kv_lora_rank = 512;
+    p.qk_rope_head_dim = 64;
+    p.page_size = 64;
+    p.batch = p.tokens = p.max_q_len = 1;
+    p.max_kv_len = 4096;
+    p.is_causal = 1;
+    return p;
+}
+
+static void capacities_out_of_range(void **unused)
+{
+    (void)unused;
+    mla_context *ctx = plain_context();
+#define REFUSED(field, value, status)                                                              \
+    do {                                                                                           \
+        mla_problem p = decode_problem();                                                          \
+        p.field = (value);                                                                         \
+        refused_everywhere(ctx, &p, status, "problem." #field);                                    \
+    } while (0)
+#define REFUSED_64(field)                                                                          \
+    REFUSED(field, -1, MLA_ERROR_ARGUMENT);                                                        \
+    REFUSED(field, INT64_MIN, MLA_ERROR_ARGUMENT);                                                 \
+    REFUSED(field, INT64_MAX, MLA_ERROR_CAPACITY)
+    REFUSED_64(batch);
+    REFUSED_64(tokens);
+    REFUSED_64(max_q_len);
+    REFUSED_64(max_kv_len);
+    REFUSED_64(page_size);
+    REFUSED(num_heads, -1, MLA_ERROR_ARGUMENT);
+    REFUSED(num_kv_heads, -1, MLA_ERROR_ARGUMENT);
+    REFUSED(kv_lora_rank, INT32_MIN, MLA_ERROR_ARGUMENT);
+    REFUSED(qk_rope_head_dim, -1, MLA_ERROR_ARGUMENT);
+    REFUSED(qk_nope_head_dim, -1, MLA_ERROR_ARGUMENT);
+    REFUSED(qk_head_dim, -1, MLA_ERROR_ARGUMENT);
+    REFUSED(v_head_dim, -1, MLA_ERROR_ARGUMENT);
+    REFUSED(struct_size, 0, MLA_ERROR_VERSION);
+    REFUSED(struct_size, 60, MLA_ERROR_VERSION);
+    REFUSED(struct_size, UINT32_MAX, MLA_ERROR_VERSION);
+#undef REFUSED_64
+#undef REFUSED
+    mla_context_destroy(ctx);
+}
+
+/* A workspace past 64 bits is refused, not wrapped into a small one. */
+static void workspaces_do_not_wrap(void **unused)
+{
+    (void)unused;
+    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
+    options.n_threads = 64;
+    options.ignore_environment = options.cpu_only = 1;
+    mla_context *ctx = make_context(&options);
+    mla_diag diag = {{0}};
+    for (int32_t rank = 1 << 20; rank > 0; rank = rank < 1 << 30 ? rank * 4 : 0) {
+        uint64_t before = 0;
+        bool is_too_large = false;
+        for (int32_t power = 10; power <= 48; power++) {
+            mla_problem p = decode_problem();
+            uint64_t bytes = 0;
+            p.kv_lora_rank = rank;
+            p.max_kv_len = INT64_C(1) << power;
+            p.batch = INT64_C(1) << 40;
+            mla_status status = mla_workspace_bytes(ctx, &p, "c", &bytes, &diag);
+            if (status == MLA_OK) {
+                assert_false(is_too_large);
+                assert_true(bytes >= before);
+                before = bytes;
+                continue;
+            }
+            assert_int_equal(status, MLA_ERROR_CAPACITY);
+            assert_non_null(strstr(diag.text, "2^62"));
+            is_too_large = true;
+        }
+        assert_true(is_too_large || rank < 1 << 24);
+    }
+    mla_context_destroy(ctx);
+}
+
 int main(void)
 {
     unsetenv("MLA_SOLUTION");
@@ -524,6 +664,9 @@ int main(void)
         cmocka_unit_test(a_row_gets_the_workspace_it_asked_for),
         cmocka_unit_test(a_capacity_covers_rows_that_smaller_calls_choose),
         cmocka_unit_test(explain_tells_about_every_row),
+        cmocka_unit_test(explain_leaves_diag_and_verdicts_alone),
+        cmocka_unit_test(capacities_out_of_range),
+        cmocka_unit_test(workspaces_do_not_wrap),
     };
     return cmocka_run_group_tests_name("selection", tests, NULL, NULL);
 }

@@ -14,29 +14,41 @@
  *    MR   | sums in registers    |  <- x[row][k]      | 16 sums   |  <- x[row][k..], w[c][k..]
  *         +----------------------+     times w[k][..] | in vectors|
  *
+ * bf16 by bf16 goes by pairs where there is an instruction for it: product_bf16.h.
+ *
  * The order of an output's sum depends on K alone, so a row has the same bits in any company. With
  * a gate g the value is rounded to out's format, times 1 / (1 + exp(-g)) in f32, and rounded again.
  * Called through the families' tables.
  */
 #include "cpu/elementwise.h"
 #include "cpu/kernels/lanes.h"
-#include "cpu/kernels/vec_f32.h"
+#include "cpu/kernels/load_vec.h"
+
+/* Tiles machines start VDPBF16PS every other cycle, which is no faster than their f32 sums. */
+#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
+#define MLAI_PAIRS_OF_BF16
+#include "cpu/kernels/product_bf16.h"
+#endif
 
 #if defined(__AVX512F__)
-enum { MR = 8, NR = 2, NR_PAIR = 4, NR_ONE = 16, DOT_ROWS = 8, DOT_COLUMNS = 2, DOT_ONE = 8 };
+enum { MR = 12, NR = 2, NR_PAIR = 4, NR_ONE = 16, DOT_ROWS = 6, DOT_COLUMNS = 4, DOT_ONE = 8 };
 #elif defined(__AVX2__)
 enum { MR = 4, NR = 2, NR_PAIR = 4, NR_ONE = 8, DOT_ROWS = 2, DOT_COLUMNS = 2, DOT_ONE = 4 };
+#elif defined(MLAI_NEON)
+/* 24 sums (6 rows x 4 vectors; 2 x 3 outputs of 4 vectors) of 32 registers, at least 16 of them
+ * independent for 4 units of latency 4. */
+enum { MR = 6, NR = 4, NR_PAIR = 8, NR_ONE = 16, DOT_ROWS = 2, DOT_COLUMNS = 3, DOT_ONE = 6 };
 #else
 enum { MR = 4, NR = 2, NR_PAIR = 4, NR_ONE = 8, DOT_ROWS = 2, DOT_COLUMNS = 1, DOT_ONE = 2 };
 #endif
-enum { PANEL = 512, DEPTH = 512, GROUP_ROWS = 64, DOT_LANES = 16, DOT_VECTORS = 16 / V_LANES };
+enum { PANEL = 512, DEPTH = 512, GROUP_ROWS = 96, DOT_LANES = 16, DOT_VECTORS = 16 / V_LANES };
 
 typedef struct product {
     mla_tensor x;    /* [T, H, K] */
     mla_tensor w;    /* [H, K, n] */
     mla_tensor out;  /* [T, H, n] */
     mla_tensor gate; /* absent, or [T, H, n] */
-    int64_t n_panels, panel, n_groups;
+    int64_t n_panels, panel, n_groups, group_rows;
 } product;
 
 /* One weight panel: element (k, c) is at data[k * k_stride + c * c_stride], one stride is 1. */
@@ -46,36 +58,6 @@ typedef struct weights {
     int32_t format;
     bool is_dot; /* K contiguous; of the whole weight, so that panels do not differ */
 } weights;
-
-MLAI_INLINE vec load_vec(const void *p, int32_t format)
-{
-#if defined(__AVX512F__)
-    if (format == MLA_FORMAT_BF16)
-        return _mm512_castsi512_ps(
-            _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
-    if (format == MLA_FORMAT_F16)
-        return _mm512_cvtph_ps(_mm256_loadu_si256(p));
-    return v_load(p);
-#elif defined(__AVX2__)
-    if (format == MLA_FORMAT_BF16)
-        return _mm256_castsi256_ps(
-            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
-    if (format == MLA_FORMAT_F16)
-        return _mm256_cvtph_ps(_mm_loadu_si128(p));
-    return v_load(p);
-#else
-    typedef uint16_t halves __attribute__((vector_size(8)));
-    typedef uint32_t words __attribute__((vector_size(16)));
-    if (format == MLA_FORMAT_F32)
-        return v_load(p);
-    halves in;
-    memcpy(&in, p, sizeof in);
-    if (format == MLA_FORMAT_BF16)
-        return (vec)(__builtin_convertvector(in, words) << 16);
-    return (vec){mlai_lane_from_f16(in[0]), mlai_lane_from_f16(in[1]), mlai_lane_from_f16(in[2]),
-                 mlai_lane_from_f16(in[3])};
-#endif
-}
 
 MLAI_INLINE float load_one(const void *p, int32_t format)
 {
@@ -92,7 +74,7 @@ MLAI_INLINE float load_one(const void *p, int32_t format)
 /* One step of a sum, rounded as the vectors of this family round it. */
 MLAI_INLINE float add_product(float a, float b, float c)
 {
-#if defined(__FMA__)
+#if defined(__FMA__) || defined(MLAI_NEON)
     return __builtin_fmaf(a, b, c);
 #else
     return a * b + c;
@@ -370,13 +352,133 @@ static void product_item(const product *p, int64_t head, int64_t panel, int64_t 
     }
 }
 
+#if defined(MLAI_PAIRS_OF_BF16)
+/* ---- bf16 by pairs -----------------------------------------------------------------------------
+ */
+
+/* One item by pairs: its panel is at most PAIR_COLUMNS wide, or PAIR_FEW_COLUMNS of few rows. */
+typedef struct pair_item {
+    const product *p;
+    pair_weights w;
+    int64_t head, first, columns; /* the panel */
+    bool is_direct;               /* sums go to out as bf16 at once */
+} pair_item;
+
+/* `rows` of x from `token` on, at k. */
+static pair_rows pair_rows_at(const pair_item *item, int64_t token, int64_t k, float *sums)
+{
+    const mla_tensor *x = &item->p->x, *out = &item->p->out;
+    pair_rows rows = {.x_bytes = 2 * x->stride[0], .sums = sums};
+    rows.x = (const char *)x->data + 2 * (token * x->stride[0] + item->head * x->stride[1] + k);
+    if (item->is_direct) {
+        rows.out_bytes = 2 * out->stride[0];
+        rows.out = (char *)out->data +
+                   2 * (token * out->stride[0] + item->head * out->stride[1] + item->first);
+    }
+    return rows;
+}
+
+static void store_pair_rows(const pair_item *item, float *sums, int64_t sums_stride, int64_t token,
+                            int64_t rows)
+{
+    for (int64_t r = 0; r < rows && !item->is_direct; r++)
+        store_row(item->p, sums + r * sums_stride, token + r, item->head, item->first,
+                  item->columns);
+}
+
+static void few_pairs(const pair_item *item, int64_t token, int64_t rows)
+{
+    float sums[PAIR_FEW_ROWS * PAIR_FEW_COLUMNS];
+    const pair_rows at = pair_rows_at(item, token, 0, sums);
+    const int64_t depth = item->p->x.shape[2];
+    if (rows == 1)
+        pair_few(&at, &item->w, depth, item->columns, 1, PAIR_FEW_VECTORS / 2);
+    else
+        pair_few(&at, &item->w, depth, item->columns, 2, PAIR_FEW_VECTORS / 4);
+    store_pair_rows(item, sums, PAIR_FEW_COLUMNS, token, rows);
+}
+
+/* Rows [token, end). Where K is over PAIR_DEPTH the sums of PAIR_DEEP_ROWS wait for all panels. */
+static void many_pairs(const pair_item *item, int64_t token, int64_t end)
+{
+    _Alignas(64) uint32_t packed[PAIR_DEPTH / 2 * PAIR_COLUMNS];
+    float sums[PAIR_DEEP_ROWS * PAIR_COLUMNS];
+    const int64_t depth = item->p->x.shape[2], padded = item->columns > 16 ? PAIR_COLUMNS : 16;
+    const bool is_deep = depth > PAIR_DEPTH;
+    const int64_t at_once = is_deep ? PAIR_DEEP_ROWS : end - token;
+    for (; token < end; token += at_once) {
+        const int64_t rows = mlai_min_i64(at_once, end - token);
+        for (int64_t k = 0; k < depth; k += PAIR_DEPTH) {
+            const int64_t count = mlai_min_i64(PAIR_DEPTH, depth - k);
+            const bool is_last = k + count == depth;
+            pair_weights w = item->w;
+            w.data += k * w.k_stride;
+            if (w.c_stride == 1)
+                pack_columns(packed, &w, count, item->columns, padded);
+            else
+                pack_depth(packed, &w, count, item->columns, padded);
+            for (int64_t r = 0; r < rows; r += PAIR_ROWS) {
+                const int64_t n = mlai_min_i64(PAIR_ROWS, rows - r);
+                float *own = sums + (is_deep ? r * PAIR_COLUMNS : 0);
+                const pair_rows at = pair_rows_at(item, token + r, k, own);
+                pair_tile_rows(&at, packed, count, item->columns, k == 0, is_last, n);
+                if (is_last)
+                    store_pair_rows(item, own, PAIR_COLUMNS, token + r, n);
+            }
+        }
+    }
+}
+
+static bool is_paired(const product *p)
+{
+    return p->x.format == MLA_FORMAT_BF16 && p->w.format == MLA_FORMAT_BF16 && p->x.shape[2] > 0;
+}
+
+static bool has_few_rows(const product *p)
+{
+    return p->x.shape[0] <= PAIR_FEW_ROWS && (p->w.stride[2] == 1 || p->w.shape[2] == 1);
+}
+
+static void pair_product(const product *p, int64_t head, int64_t panel, int64_t group)
+{
+    const int64_t first = panel * p->panel, token = group * p->group_rows;
+    const int64_t end = mlai_min_i64(token + p->group_rows, p->x.shape[0]);
+    pair_item item = {.p = p, .head = head, .first = first};
+    item.columns = mlai_min_i64(p->panel, p->w.shape[2] - first);
+    item.is_direct = p->out.format == MLA_FORMAT_BF16 && !mlai_present(&p->gate);
+    item.w = (pair_weights){.k_stride = p->w.stride[1], .c_stride = p->w.stride[2]};
+    if (p->w.shape[2] == 1)
+        item.w.c_stride = 1;
+    item.w.data = (const uint16_t *)p->w.data + head * p->w.stride[0] + first * item.w.c_stride;
+    if (has_few_rows(p))
+        few_pairs(&item, token, end - token);
+    else
+        many_pairs(&item, token, end);
+}
+
+static void cut_pairs(product *p)
+{
+    p->group_rows = PAIR_GROUP_ROWS;
+    p->panel = PAIR_COLUMNS;
+    if (has_few_rows(p))
+        p->panel = p->x.shape[0] == 1 ? PAIR_FEW_COLUMNS : PAIR_FEW_COLUMNS / 2;
+}
+#endif
+
 static void product_items(void *arg, int32_t task, int64_t first, int64_t end)
 {
     const product *p = arg;
     (void)task;
     for (int64_t item = first; item < end; item++) {
         const int64_t group = item % p->n_groups, rest = item / p->n_groups;
-        product_item(p, rest / p->n_panels, rest % p->n_panels, group);
+        const int64_t head = rest / p->n_panels, panel = rest % p->n_panels;
+#if defined(MLAI_PAIRS_OF_BF16)
+        if (is_paired(p)) {
+            pair_product(p, head, panel, group);
+            continue;
+        }
+#endif
+        product_item(p, head, panel, group);
     }
 }
 
@@ -384,14 +486,19 @@ static void product_items(void *arg, int32_t task, int64_t first, int64_t end)
 static void run_product(const mla_exec *exec, product *p)
 {
     const int64_t columns = p->w.shape[2], heads = p->x.shape[1];
-    p->n_groups = mlai_ceil_div(p->x.shape[0], GROUP_ROWS);
+    p->group_rows = GROUP_ROWS;
     p->panel = PANEL;
+#if defined(MLAI_PAIRS_OF_BF16)
+    if (is_paired(p))
+        cut_pairs(p);
+#endif
+    p->n_groups = mlai_ceil_div(p->x.shape[0], p->group_rows);
     while (p->panel > 64 &&
            heads * p->n_groups * mlai_ceil_div(columns, p->panel) < 4 * (int64_t)exec->n_threads)
         p->panel /= 2;
     p->n_panels = mlai_ceil_div(columns, p->panel);
     /* Products of one item; below a few ten thousand a thread is not worth waking. */
-    const int64_t rows = mlai_min_i64(GROUP_ROWS, p->x.shape[0]);
+    const int64_t rows = mlai_min_i64(p->group_rows, p->x.shape[0]);
     const int64_t work = rows * p->x.shape[2] * mlai_min_i64(p->panel, columns);
     mlai_for_items(exec, heads * p->n_panels * p->n_groups, 65536 / work + 1, product_items, p);
 }

@@ -152,7 +152,7 @@ static key_tile find_tile(const void *const *keys, int32_t live, int64_t dims, u
         return (key_tile){first, stride};
     for (int32_t i = 0; i < TILE; i++) {
         if (i < live)
-            copy_row(NULL, out + i * dims, keys[i], (int32_t)dims);
+            copy_bf16_row(out + i * dims, keys[i], (int32_t)dims);
         else
             memset(out + i * dims, 0, (size_t)dims * sizeof *out);
     }
@@ -312,39 +312,6 @@ static void score_group(const mlai_unit *u, const scratch *s, const key_tiles *t
 
 /* ---- softmax -------------------------------------------------------------------------------- */
 
-/* 16 vectors of u32, x[i][j] -> x[j][i]. */
-MLAI_INLINE void transpose16(__m512i x[TILE])
-{
-    __m512i t[TILE];
-    MLAI_UNROLL
-    for (int32_t i = 0; i < TILE; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-    }
-    MLAI_UNROLL
-    for (int32_t i = 0; i < TILE; i += 4) {
-        x[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        x[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        x[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        x[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    /* x[4 g + c] holds columns c, c+4, c+8, c+12 of rows 4 g .. 4 g + 3, one a lane of 128 bits. */
-    MLAI_UNROLL
-    for (int32_t c = 0; c < 4; c++) {
-        t[c] = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88);
-        t[4 + c] = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
-        t[8 + c] = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
-        t[12 + c] = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
-    }
-    MLAI_UNROLL
-    for (int32_t c = 0; c < 4; c++) {
-        x[c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0x88);
-        x[8 + c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0xdd);
-        x[4 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0x88);
-        x[12 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0xdd);
-    }
-}
-
 /* P of 16 rows and 32 keys, in pairs of keys, to [row][keys]. */
 static void store_p(uint16_t *p, __m512i pairs[TILE])
 {
@@ -480,7 +447,7 @@ static void unit(const mlai_unit *u)
 {
     char *end;
     scratch s = cut_scratch(u->shape, u->scratch, &end);
-    bf16_rows rows = take_rows(u, &s.copies, TILE_DIMS);
+    bf16_rows rows = take_rows(u, &s.copies, TILE_DIMS, false);
     int32_t padded_rows = (int32_t)tiles_up(u->n_rows);
     key_tiles tiles;
     /* The zero row of values beyond the live keys. */

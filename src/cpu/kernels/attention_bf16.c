@@ -7,17 +7,23 @@
  * Rows lie in lanes. Nothing of K is packed: a pair of dims of a key is four bytes of its row,
  * which the instruction takes as a broadcast operand:
  *
- *   Q packed [pair of dims][rows]        key row: bf16 d0 d1 | d2 d3 | ...
+ *   Q packed [pair of dims][rows]           key row: bf16 d0 d1 | d2 d3 | ...
  *     zmm: r0(d0 d1) r1(d0 d1) ...  x      broadcast (d0 d1)             -> scores [key][rows] f32
- *   tile: up to 4 vectors of rows x 6 keys, one chain over the pairs of dims
+ *   tile: 4 vectors of rows x 6 keys (3 x 8, 2 x 8, 1 x 8), one chain over the pairs of dims
  *
- *   softmax [key][rows] -> P packed [pair of keys][rows]: r0(k0 k1) r1(k0 k1) ...
+ *   softmax [key][rows] -> P packed [vector][pair of keys][16]: r0(k0 k1) r1(k0 k1) ...
  *
  *   V: two key rows interleave to pairs (k0 k1) of a column: low and high half of each 128-bit
  * lane, so 32 columns c come as  lo = 0-3 8-11 16-19 24-27,  hi = 4-7 12-15 20-23 28-31; o keeps
  * that order, finish undoes it. up to 16 rows: interleaved in registers, once for each tile of
- * columns more rows:     interleaved once a unit into panels [64 columns][pair of keys][64][2] (L1)
- *   tile: 6 rows x 4 vectors of columns (or 16 x 1), one chain over the pairs of keys
+ * columns, tile: 16 rows x 16 columns (8 x 32, 4 x 64); more rows: into panels [pair of
+ * keys][64][2] of 64 columns for all rows of the block, which the first tile fills, tile: 6 rows x
+ * 64 columns. One chain over the pairs of keys in both.
+ *
+ * Memory: the rows of the unit that comes next are asked for into the second-level cache, a few
+ * lines at every step of the scores and of the values, so that the memory works all the time.
+ * Rows of explicit keys and values, which lie a power of two apart, are first copied and
+ * interleaved as a whole: they would share a few sets of the caches.
  *
  * ds656: the scores of each 128 dims are summed apart and then multiplied by the key's scale of
  * that tile; for the values the scale goes into P (one packed P a tile), so that only P is rounded.
@@ -29,15 +35,19 @@
  * odd and values that are no multiple of 32 columns are copied to scratch and padded.
  */
 #include "cpu/kernels/bf16_rows.h"
+#include <float.h>
 
 enum {
     G_VECS = 4,
-    GROUP = G_VECS * V_LANES,
-    O_ROWS = 6,
-    O_VECS = 4,
-    PANEL = O_VECS * V_LANES, /* columns */
+    GROUP = G_VECS * V_LANES, /* rows whose scores are alive together */
+    S_KEYS = 8,               /* keys of a tile of scores, at most */
     DIRECT_ROWS = 16,         /* blocks of up to that many rows interleave in registers */
-    LINE_PAIRS = 16           /* pairs of dims in a cache line */
+    LINE_PAIRS = 16,          /* pairs of dims in a cache line */
+    STEP_PAIRS = 4,           /* pairs of keys between two askings for memory */
+
+    O_ROWS = 6,
+    PANEL_VECS = 4,
+    PANEL = PANEL_VECS * V_LANES /* columns */
 };
 
 MLAI_INLINE vec dot(vec acc, __m512i a, __m512i b)
@@ -70,27 +80,29 @@ static uint64_t q_bytes(const mlai_attention_shape *shape, int32_t n_rows)
 /* ---- scratch -------------------------------------------------------------------------------- */
 
 typedef struct scratch {
-    float *scores;    /* [MLAI_UNIT_KEYS][GROUP] */
-    uint32_t *p;      /* [tiles][PAIRS][GROUP] */
+    float *scores;    /* [MLAI_UNIT_KEYS][up to GROUP] */
+    uint32_t *p;      /* [tiles][p_rows / V_LANES][PAIRS][V_LANES] */
     float *a;         /* [MLAI_BLOCK_ROWS] factor of the accumulator in the fold */
     float *b;         /* [MLAI_BLOCK_ROWS] factor of the unit */
+    uint32_t *panels; /* [columns / PANEL][PAIRS][PANEL] interleaved values */
     float *scales;    /* of copies */
-    uint32_t *panels; /* interleaved values */
     bf16_copies copies;
-    int32_t tiles; /* P's versions: 4 for ds656, else 1 */
+    int32_t tiles;  /* P's versions: 4 for ds656, else 1 */
+    int32_t p_rows; /* whose P is alive together, so that it stays in the second-level cache */
 } scratch;
 
 static scratch cut_scratch(const mlai_attention_shape *shape, char *base, char **end)
 {
     scratch s;
     char *at = base;
-    uint64_t columns = (uint64_t)padded(shape->value_dims);
     s.tiles = shape->kv_format == MLA_FORMAT_DS656 ? MLAI_DS656_TILES : 1;
+    s.p_rows = s.tiles > 1 ? MLAI_BLOCK_ROWS / 2 : MLAI_BLOCK_ROWS;
     s.scores = (float *)carve(&at, (uint64_t)MLAI_UNIT_KEYS * GROUP * sizeof(float));
-    s.p = (uint32_t *)carve(&at, (uint64_t)s.tiles * PAIRS * GROUP * sizeof(uint32_t));
+    s.p = (uint32_t *)carve(&at, (uint64_t)(s.tiles * s.p_rows) * PAIRS * sizeof(uint32_t));
     s.a = (float *)carve(&at, MLAI_BLOCK_ROWS * sizeof(float));
     s.b = (float *)carve(&at, MLAI_BLOCK_ROWS * sizeof(float));
-    s.panels = (uint32_t *)carve(&at, columns * PAIRS * sizeof(uint32_t));
+    s.panels =
+        (uint32_t *)carve(&at, (uint64_t)padded(shape->value_dims) * PAIRS * sizeof(uint32_t));
     s.copies = cut_copies(shape, &at);
     s.scales = s.copies.scales;
     *end = at;
@@ -121,6 +133,29 @@ static void pack_q_narrow(const mlai_attention_shape *shape, uint16_t *q,
     }
 }
 
+/* 16 rows of up to 16 pairs of dims, out of rows[first..] from dim d on, as 16 vectors of rows. */
+static void load_block(const mlai_attention_shape *shape, const void *const *rows, int32_t n_rows,
+                       int32_t d, int32_t m, __m512i x[V_LANES])
+{
+    int64_t byte = (int64_t)d * mla_format_bytes(shape->q_format);
+    uint16_t part[CHUNK];
+    for (int32_t lane = 0; lane < V_LANES; lane++) {
+        x[lane] = _mm512_setzero_si512();
+        if (lane >= n_rows)
+            continue;
+        const char *in = (const char *)rows[lane] + byte;
+        if (m == CHUNK && shape->q_format == MLA_FORMAT_BF16) {
+            x[lane] = _mm512_loadu_si512(in);
+            continue;
+        }
+        memset(part, 0, sizeof part);
+        row_to_bf16(part, in, shape->q_format, m);
+        x[lane] = _mm512_loadu_si512(part);
+    }
+    transpose16(x);
+}
+
+/* [group][pair of dims][rows of the group] */
 static void pack_q(const mlai_attention_shape *shape, void *q, const void *const *const rows[],
                    int32_t n_rows)
 {
@@ -128,62 +163,115 @@ static void pack_q(const mlai_attention_shape *shape, void *q, const void *const
         pack_q_narrow(shape, q, rows, n_rows);
         return;
     }
-    enum { PART = 64 };
-    uint16_t part[PART];
     int64_t pairs = pairs_of(shape);
     int32_t n_vecs = (n_rows + V_LANES - 1) / V_LANES;
-    int32_t bytes = mla_format_bytes(shape->q_format);
-    for (int32_t first = 0; first < n_rows; first += GROUP) {
-        int32_t vecs = n_vecs - first / V_LANES;
-        int64_t width = (vecs < G_VECS ? vecs : G_VECS) * V_LANES;
-        uint32_t *group = (uint32_t *)q + (int64_t)first * pairs;
-        for (int64_t lane = 0; lane < width; lane++) {
-            uint32_t *out = group + lane;
-            if (first + lane >= n_rows) {
-                for (int64_t i = 0; i < pairs; i++)
-                    out[i * width] = 0;
-                continue;
-            }
-            for (int32_t piece = 0; piece < shape->n_pieces; piece++) {
-                const char *in = rows[piece][first + lane];
-                int32_t n = shape->piece_dims[piece];
-                for (int32_t d = 0; d < n; d += PART) {
-                    int32_t m = n - d < PART ? n - d : PART;
-                    row_to_bf16(part, in + (int64_t)d * bytes, shape->q_format, m);
-                    if (m & 1)
-                        part[m] = 0;
-                    for (int32_t i = 0; i < m; i += 2) {
-                        memcpy(out, part + i, sizeof *out);
-                        out += width;
-                    }
-                }
+    for (int32_t vec_index = 0; vec_index < n_vecs; vec_index++) {
+        int32_t first = vec_index * V_LANES, group = vec_index / G_VECS * G_VECS;
+        int64_t width = (int64_t)(n_vecs - group < G_VECS ? n_vecs - group : G_VECS) * V_LANES;
+        uint32_t *out = (uint32_t *)q + (int64_t)group * V_LANES * pairs + (first % GROUP);
+        for (int32_t piece = 0; piece < shape->n_pieces; piece++) {
+            int32_t n = shape->piece_dims[piece];
+            for (int32_t d = 0; d < n; d += CHUNK) {
+                int32_t m = n - d < CHUNK ? n - d : CHUNK;
+                __m512i x[V_LANES];
+                load_block(shape, rows[piece] + first, n_rows - first, d, m, x);
+                for (int32_t i = 0; i < (m + 1) / 2; i++, out += width)
+                    _mm512_storeu_si512(out, x[i]);
             }
         }
+    }
+}
+
+/* ---- the rows that come next ---------------------------------------------------------------- */
+
+/* Cache lines of rows that are asked for a few at a time, while others are computed with. */
+typedef struct feed {
+    const void *const *rows[MLAI_MAX_PIECES + 1]; /* pieces, and values that are no piece */
+    int64_t bytes[MLAI_MAX_PIECES + 1];
+    int32_t n_kinds;
+    int32_t kind;
+    int32_t key, end; /* of rows */
+    int32_t step_lines;
+    int64_t at; /* byte of the row */
+} feed;
+
+static int64_t lines_of(int64_t bytes)
+{
+    return (bytes + 63) / 64;
+}
+
+/* Part `part` of n_parts of the rows after this unit, in about `steps` steps. */
+static feed start_feed(const mlai_unit *u, int32_t part, int32_t n_parts, int64_t steps)
+{
+    const mlai_attention_shape *shape = u->shape;
+    int64_t lines = 0, bytes = mla_format_bytes(shape->kv_format);
+    feed f = {.key = u->n_ahead * part / n_parts, .end = u->n_ahead * (part + 1) / n_parts};
+    if (f.key == f.end)
+        return f;
+    if (shape->kv_format == MLA_FORMAT_DS656) {
+        f.rows[0] = u->keys[0];
+        f.bytes[0] = MLA_DS656_ROW_BYTES;
+        f.n_kinds = 1;
+    }
+    for (int32_t i = 0; i < shape->n_pieces && shape->kv_format != MLA_FORMAT_DS656; i++) {
+        const char *row = u->keys[i][MLAI_UNIT_KEYS];
+        if (i > 0 && row == (const char *)u->keys[0][MLAI_UNIT_KEYS] + f.bytes[0]) {
+            f.bytes[0] += shape->piece_dims[i] * bytes; /* one row after all */
+            continue;
+        }
+        f.rows[f.n_kinds] = u->keys[i];
+        f.bytes[f.n_kinds++] = shape->piece_dims[i] * bytes;
+    }
+    if (u->values != u->keys[0]) {
+        f.rows[f.n_kinds] = u->values;
+        f.bytes[f.n_kinds++] = shape->value_dims * bytes;
+    }
+    for (int32_t i = 0; i < f.n_kinds; i++)
+        lines += lines_of(f.bytes[i]);
+    /* Steps that end where rows end branch alike. */
+    f.step_lines = (int32_t)((lines * (f.end - f.key) + steps - 1) / steps);
+    while (f.n_kinds == 1 && f.step_lines < lines && lines % f.step_lines != 0)
+        f.step_lines++;
+    return f;
+}
+
+MLAI_INLINE void feed_step(feed *f)
+{
+    if (f->key >= f->end)
+        return;
+    const char *row = f->rows[f->kind][MLAI_UNIT_KEYS + f->key];
+    int64_t end = mlai_min_i64(f->at + (int64_t)f->step_lines * 64, f->bytes[f->kind]);
+    for (; f->at < end; f->at += 64)
+        _mm_prefetch(row + f->at, _MM_HINT_T1);
+    if (f->at < f->bytes[f->kind])
+        return;
+    f->at = 0;
+    if (++f->kind == f->n_kinds) {
+        f->kind = 0;
+        f->key++;
     }
 }
 
 /* ---- scores --------------------------------------------------------------------------------- */
 
 typedef struct tile_of_scores {
-    vec acc[12][G_VECS];
+    vec acc[S_KEYS][G_VECS];
 } tile_of_scores;
 
 /* acc += q x keys over n_pairs pairs that start `byte` bytes into the rows. */
 MLAI_INLINE void score_pairs(const int32_t n_vecs, const int32_t n_keys, tile_of_scores *t,
                              const void *const *keys, int64_t byte, int64_t n_pairs,
-                             const uint32_t *q)
+                             const uint32_t *q, feed *ahead)
 {
-    const char *k[12];
-    MLAI_UNROLL
-    for (int32_t j = 0; j < n_keys; j++)
-        k[j] = (const char *)keys[j] + byte;
-    /* A cache line of each key at a time, and the same line of the tile that comes next. */
+    /* A cache line of each key at a time. */
     for (int64_t line = 0; line < n_pairs; line += LINE_PAIRS) {
+        feed_step(ahead);
+        int64_t n = n_pairs - line < LINE_PAIRS ? n_pairs - line : LINE_PAIRS;
+        const char *k[S_KEYS];
         MLAI_UNROLL
         for (int32_t j = 0; j < n_keys; j++)
-            _mm_prefetch((const char *)keys[n_keys + j] + byte + 4 * line, _MM_HINT_T0);
-        int64_t end = line + LINE_PAIRS < n_pairs ? line + LINE_PAIRS : n_pairs;
-        for (int64_t i = line; i < end; i++) {
+            k[j] = (const char *)keys[j] + byte + 4 * line;
+        for (int64_t i = 0; i < n; i++) {
             __m512i row[G_VECS];
             MLAI_UNROLL
             for (int32_t v = 0; v < n_vecs; v++)
@@ -211,7 +299,8 @@ MLAI_INLINE void clear_tile(const int32_t n_vecs, const int32_t n_keys, tile_of_
 }
 
 MLAI_INLINE void score_tile(const int32_t n_vecs, const int32_t n_keys, const mlai_unit *u,
-                            const scratch *s, const bf16_rows *rows, const uint32_t *q, int32_t key)
+                            const scratch *s, const bf16_rows *rows, const uint32_t *q, int32_t key,
+                            feed *ahead)
 {
     tile_of_scores t;
     float *scores = s->scores + (int64_t)key * n_vecs * V_LANES;
@@ -219,7 +308,7 @@ MLAI_INLINE void score_tile(const int32_t n_vecs, const int32_t n_keys, const ml
     if (s->tiles == 1) {
         for (int32_t piece = 0; piece < u->shape->n_pieces; piece++) {
             int64_t n = (u->shape->piece_dims[piece] + 1) / 2;
-            score_pairs(n_vecs, n_keys, &t, rows->keys[piece] + key, 0, n, q);
+            score_pairs(n_vecs, n_keys, &t, rows->keys[piece] + key, 0, n, q, ahead);
             q += n * n_vecs * V_LANES;
         }
         MLAI_UNROLL
@@ -233,7 +322,7 @@ MLAI_INLINE void score_tile(const int32_t n_vecs, const int32_t n_keys, const ml
     /* ds656: rope first, then each tile of 128 dims times its scale. */
     int64_t tile_pairs = MLAI_DS656_TILE / 2, step = tile_pairs * n_vecs * V_LANES;
     score_pairs(n_vecs, n_keys, &t, rows->keys[1] + key, 0, u->shape->piece_dims[1] / 2,
-                q + MLAI_DS656_TILES * step);
+                q + MLAI_DS656_TILES * step, ahead);
     for (int32_t tile = 0; tile <= MLAI_DS656_TILES; tile++) {
         const float *scales = s->scales + (int64_t)key * MLAI_DS656_TILES + tile - 1;
         MLAI_UNROLL
@@ -250,53 +339,51 @@ MLAI_INLINE void score_tile(const int32_t n_vecs, const int32_t n_keys, const ml
             break;
         clear_tile(n_vecs, n_keys, &t);
         score_pairs(n_vecs, n_keys, &t, rows->keys[0] + key, tile * MLAI_DS656_TILE * 2, tile_pairs,
-                    q + tile * step);
+                    q + tile * step, ahead);
     }
 }
 
 MLAI_INLINE void score_keys(const int32_t n_vecs, const int32_t tile, const mlai_unit *u,
                             const scratch *s, const bf16_rows *rows, const uint32_t *q,
-                            int32_t n_keys)
+                            int32_t n_keys, feed *ahead)
 {
     int32_t key = 0;
     for (; key + tile <= n_keys; key += tile)
-        score_tile(n_vecs, tile, u, s, rows, q, key);
+        score_tile(n_vecs, tile, u, s, rows, q, key, ahead);
     for (; key < n_keys; key += 2)
-        score_tile(n_vecs, 2, u, s, rows, q, key);
+        score_tile(n_vecs, 2, u, s, rows, q, key, ahead);
 }
 
 static void score_group(const mlai_unit *u, const scratch *s, const bf16_rows *rows,
-                        const uint32_t *q, int32_t n_vecs, int32_t n_keys)
+                        const uint32_t *q, int32_t n_vecs, int32_t n_keys, feed *ahead)
 {
     n_keys += n_keys & 1;
     switch (n_vecs) {
     case 4:
-        score_keys(4, 6, u, s, rows, q, n_keys);
+        score_keys(4, 6, u, s, rows, q, n_keys, ahead);
         break;
     case 3:
-        score_keys(3, 8, u, s, rows, q, n_keys);
+        score_keys(3, 8, u, s, rows, q, n_keys, ahead);
         break;
     case 2:
-        score_keys(2, 12, u, s, rows, q, n_keys);
+        score_keys(2, 8, u, s, rows, q, n_keys, ahead);
         break;
     default:
-        score_keys(1, 12, u, s, rows, q, n_keys);
+        score_keys(1, 8, u, s, rows, q, n_keys, ahead);
     }
 }
 
 /* acc[row][key] += q x keys with dims in lanes; q points at the first row's dims. */
 MLAI_INLINE void narrow_dims(const int32_t n_rows, const int32_t n_keys, vec acc[4][8],
                              const void *const *keys, int64_t first, int64_t n, const uint16_t *q,
-                             int64_t q_stride)
+                             int64_t q_stride, feed *ahead)
 {
     for (int64_t d = 0; d < n; d += CHUNK) {
         __m512i x[8];
         MLAI_UNROLL
-        for (int32_t j = 0; j < n_keys; j++) {
+        for (int32_t j = 0; j < n_keys; j++)
             x[j] = _mm512_loadu_si512((const uint16_t *)keys[j] + first + d);
-            _mm_prefetch((const char *)((const uint16_t *)keys[n_keys + j] + first + d),
-                         _MM_HINT_T0);
-        }
+        feed_step(ahead);
         MLAI_UNROLL
         for (int32_t r = 0; r < n_rows; r++) {
             __m512i row = _mm512_loadu_si512(q + r * q_stride + d);
@@ -310,7 +397,7 @@ MLAI_INLINE void narrow_dims(const int32_t n_rows, const int32_t n_keys, vec acc
 /* Scores of n_rows rows (lanes lane.. of a group) and n_keys keys. */
 MLAI_INLINE void narrow_tile(const int32_t n_rows, const int32_t n_keys, const mlai_unit *u,
                              const scratch *s, const bf16_rows *rows, const uint16_t *q,
-                             int32_t key, float *scores, int64_t stride)
+                             int32_t key, float *scores, feed *ahead)
 {
     vec acc[4][8], sum[4][8];
     int64_t q_stride = padded_dims(u->shape);
@@ -324,12 +411,13 @@ MLAI_INLINE void narrow_tile(const int32_t n_rows, const int32_t n_keys, const m
         int64_t at = 0;
         for (int32_t piece = 0; piece < u->shape->n_pieces; piece++) {
             int64_t n = padded(u->shape->piece_dims[piece]);
-            narrow_dims(n_rows, n_keys, acc, rows->keys[piece] + key, 0, n, q + at, q_stride);
+            narrow_dims(n_rows, n_keys, acc, rows->keys[piece] + key, 0, n, q + at, q_stride,
+                        ahead);
             at += n;
         }
     } else {
         narrow_dims(n_rows, n_keys, acc, rows->keys[1] + key, 0, padded(u->shape->piece_dims[1]),
-                    q + MLAI_DS656_TILES * MLAI_DS656_TILE, q_stride);
+                    q + MLAI_DS656_TILES * MLAI_DS656_TILE, q_stride, ahead);
         for (int32_t tile = 0; tile < MLAI_DS656_TILES; tile++) {
             const float *scales = s->scales + (int64_t)key * MLAI_DS656_TILES + tile;
             MLAI_UNROLL
@@ -341,7 +429,7 @@ MLAI_INLINE void narrow_tile(const int32_t n_rows, const int32_t n_keys, const m
                 }
             }
             narrow_dims(n_rows, n_keys, acc, rows->keys[0] + key, tile * MLAI_DS656_TILE,
-                        MLAI_DS656_TILE, q + tile * MLAI_DS656_TILE, q_stride);
+                        MLAI_DS656_TILE, q + tile * MLAI_DS656_TILE, q_stride, ahead);
             MLAI_UNROLL
             for (int32_t r = 0; r < n_rows; r++) {
                 MLAI_UNROLL
@@ -359,7 +447,7 @@ MLAI_INLINE void narrow_tile(const int32_t n_rows, const int32_t n_keys, const m
             MLAI_UNROLL
             for (int32_t i = 0; i < 4; i++) {
                 if (j + i < n_keys)
-                    scores[(int64_t)(j + i) * stride + r] = four[i];
+                    scores[(j + i) * V_LANES + r] = four[i];
             }
         }
     }
@@ -367,239 +455,314 @@ MLAI_INLINE void narrow_tile(const int32_t n_rows, const int32_t n_keys, const m
 
 MLAI_INLINE void narrow_rows(const int32_t n_rows, const int32_t tile, const mlai_unit *u,
                              const scratch *s, const bf16_rows *rows, const uint16_t *q,
-                             int32_t n_keys, float *scores, int64_t stride)
+                             int32_t n_keys, float *scores, feed *ahead)
 {
     int32_t key = 0;
     for (; key + tile <= n_keys; key += tile)
-        narrow_tile(n_rows, tile, u, s, rows, q, key, scores + key * stride, stride);
+        narrow_tile(n_rows, tile, u, s, rows, q, key, scores + key * V_LANES, ahead);
     for (; key < n_keys; key += 2)
-        narrow_tile(n_rows, 2, u, s, rows, q, key, scores + key * stride, stride);
+        narrow_tile(n_rows, 2, u, s, rows, q, key, scores + key * V_LANES, ahead);
 }
 
 static void score_narrow(const mlai_unit *u, const scratch *s, const bf16_rows *rows, int32_t first,
-                         int32_t width, int32_t n_keys)
+                         int32_t n_keys, feed *ahead)
 {
     int64_t dims = padded_dims(u->shape);
-    int32_t end = first + width < u->n_rows ? first + width : u->n_rows;
+    int32_t end = first + V_LANES < u->n_rows ? first + V_LANES : u->n_rows;
     n_keys += n_keys & 1;
-    if (end - first < width) /* lanes that hold no row */
-        memset(s->scores, 0, (size_t)n_keys * (size_t)width * sizeof(float));
+    if (end - first < V_LANES) /* lanes that hold no row */
+        memset(s->scores, 0, (size_t)n_keys * V_LANES * sizeof(float));
     for (int32_t row = first; row < end;) {
         const uint16_t *q = (const uint16_t *)u->q + row * dims;
         float *scores = s->scores + (row - first);
         int32_t left = end - row;
         if (left >= 4 && s->tiles == 1) {
-            narrow_rows(4, 4, u, s, rows, q, n_keys, scores, width);
+            narrow_rows(4, 4, u, s, rows, q, n_keys, scores, ahead);
             row += 4;
         } else if (left >= 2) {
-            narrow_rows(2, 4, u, s, rows, q, n_keys, scores, width);
+            narrow_rows(2, 4, u, s, rows, q, n_keys, scores, ahead);
             row += 2;
         } else {
-            narrow_rows(1, 8, u, s, rows, q, n_keys, scores, width);
+            narrow_rows(1, 8, u, s, rows, q, n_keys, scores, ahead);
             row += 1;
         }
     }
 }
 
+/* Keys that some of rows row..row+n_rows-1 sees. */
+static int32_t keys_seen(const mlai_unit *u, int32_t row, int32_t n_rows)
+{
+    int32_t seen = 0;
+    for (int32_t r = row; r < row + n_rows; r++)
+        seen = u->visible[r] > seen ? u->visible[r] : seen;
+    return seen < u->n_keys ? seen : u->n_keys;
+}
+
 /* ---- softmax -------------------------------------------------------------------------------- */
 
-static void softmax_group(const mlai_unit *u, const scratch *s, int32_t first, int32_t n_vecs,
-                          int32_t n_keys)
+/*
+ * What turns products q . k of block rows first..first + 15 into scores in base 2: factor and
+ * maximum; score = product * factor. With a cap, or a factor that turns the order round, the
+ * products are made scores first and the factor is 1. Products of keys that a row does not see
+ * become -inf.
+ */
+static vec find_maximum(const mlai_unit *u, float *scores, int64_t stride, int32_t n_keys,
+                        int32_t first, float *factor)
 {
-    int64_t stride = (int64_t)n_vecs * V_LANES;
-    for (int32_t i = 0; i < n_vecs; i++) {
-        float *scores = s->scores + (int64_t)i * V_LANES;
-        int32_t row = first + i * V_LANES;
-        vec m = scores_to_base2(u, scores, stride, n_keys, row);
-        vec from = score_origin(m), l = v_set1(0.0f), l_odd = l;
-        for (int32_t key = 0; key < n_keys; key += 2) {
-            const float *at = scores + key * stride;
-            vec even = exp2_for_bf16(v_sub(v_load(at), from)), odd = v_set1(0.0f);
-            l = v_add(l, even);
-            if (key + 1 < n_keys) {
-                odd = exp2_for_bf16(v_sub(v_load(at + stride), from));
-                l_odd = v_add(l_odd, odd);
-            }
-            uint32_t *p = s->p + key / 2 * stride + (int64_t)i * V_LANES;
-            if (s->tiles == 1) {
-                _mm512_storeu_si512(p, join_pairs(even, odd));
-                continue;
-            }
-            const float *scales = s->scales + (int64_t)key * MLAI_DS656_TILES;
-            for (int32_t tile = 0; tile < MLAI_DS656_TILES; tile++)
-                _mm512_storeu_si512(
-                    p + (int64_t)tile * PAIRS * GROUP,
-                    join_pairs(v_mul(even, v_set1(scales[tile])),
-                               v_mul(odd, v_set1(scales[MLAI_DS656_TILES + tile]))));
-        }
-        take_max_and_sum(u, row, m, v_add(l, l_odd), s->a, s->b);
+    const int32_t *visible = u->visible + first;
+    *factor = u->scale * 1.4426950408889634f;
+    if (u->cap > 0.0f || !(*factor >= FLT_MIN)) {
+        *factor = 1.0f;
+        return scores_to_base2(u, scores, stride, n_keys, first);
     }
+    int32_t key = 0, all_see = u->hidden ? 0 : n_keys;
+    for (int32_t i = 0; i < V_LANES; i++)
+        all_see = visible[i] < all_see ? visible[i] : all_see;
+    vec none = v_set1(-INFINITY), m[4] = {none, none, none, none};
+    for (; key + 4 <= all_see; key += 4) {
+        MLAI_UNROLL
+        for (int32_t i = 0; i < 4; i++)
+            m[i] = v_max(m[i], v_load(scores + (key + i) * stride));
+    }
+    for (; key < n_keys; key++) {
+        float *at = scores + key * stride;
+        vec s = v_select(v_not_above(visible, key), none, v_load(at));
+        if (u->hidden)
+            s = v_select(v_nonzero_bytes(u->hidden + (int64_t)key * MLAI_BLOCK_ROWS + first), none,
+                         s);
+        v_store(at, s);
+        m[0] = v_max(m[0], s);
+    }
+    return v_mul(v_max(v_max(m[0], m[1]), v_max(m[2], m[3])), v_set1(*factor));
+}
+
+static void softmax_rows(const mlai_unit *u, const scratch *s, float *scores, int64_t stride,
+                         uint32_t *p, int32_t first, int32_t n_keys)
+{
+    float factor;
+    vec m = find_maximum(u, scores, stride, n_keys, first, &factor);
+    vec from = v_sub(v_set1(0.0f), score_origin(m)), times = v_set1(factor);
+    vec l = v_set1(0.0f), l_odd = l;
+    for (int32_t key = 0; key < n_keys; key += 2, p += V_LANES) {
+        const float *at = scores + key * stride;
+        vec even = exp2_for_bf16(v_fma(v_load(at), times, from)), odd = v_set1(0.0f);
+        l = v_add(l, even);
+        if (key + 1 < n_keys) {
+            odd = exp2_for_bf16(v_fma(v_load(at + stride), times, from));
+            l_odd = v_add(l_odd, odd);
+        }
+        if (s->tiles == 1) {
+            _mm512_storeu_si512(p, join_pairs(even, odd));
+            continue;
+        }
+        const float *scales = s->scales + (int64_t)key * MLAI_DS656_TILES;
+        for (int32_t tile = 0; tile < MLAI_DS656_TILES; tile++)
+            _mm512_storeu_si512(p + (int64_t)tile * s->p_rows * PAIRS,
+                                join_pairs(v_mul(even, v_set1(scales[tile])),
+                                           v_mul(odd, v_set1(scales[MLAI_DS656_TILES + tile]))));
+    }
+    take_max_and_sum(u, first, m, v_add(l, l_odd), s->a, s->b);
 }
 
 /* ---- values --------------------------------------------------------------------------------- */
 
-/* All key rows into panels: [panel][pair of keys][up to PANEL columns]. */
-static void interleave_values(const mlai_unit *u, const scratch *s, const void *const *values)
+/* Columns column..column + width - 1 of pairs of key rows first..end-1 into a panel. */
+static void interleave_panel(uint32_t *panel, const void *const *values, int32_t first, int32_t end,
+                             int64_t column, int64_t width)
 {
-    int64_t columns = padded(u->shape->value_dims);
-    int32_t n_pairs = (u->n_keys + 1) / 2;
-    for (int32_t pair = 0; pair < n_pairs; pair++) {
-        const uint16_t *v0 = values[2 * pair], *v1 = values[2 * pair + 1];
-        for (int64_t column = 0; column < columns; column += CHUNK) {
-            int64_t panel = column / PANEL * PANEL;
-            int64_t width = columns - panel < PANEL ? columns - panel : PANEL;
-            uint32_t *out = s->panels + panel * PAIRS + pair * width + (column - panel);
-            __m512i x0 = _mm512_loadu_si512(v0 + column), x1 = _mm512_loadu_si512(v1 + column);
-            _mm512_storeu_si512(out, _mm512_unpacklo_epi16(x0, x1));
-            _mm512_storeu_si512(out + V_LANES, _mm512_unpackhi_epi16(x0, x1));
+    for (int32_t pair = first; pair < end; pair++) {
+        const uint16_t *v0 = (const uint16_t *)values[2 * pair] + column;
+        const uint16_t *v1 = (const uint16_t *)values[2 * pair + 1] + column;
+        uint32_t *out = panel + pair * width;
+        for (int64_t at = 0; at < width; at += CHUNK) {
+            __m512i x0 = _mm512_loadu_si512(v0 + at), x1 = _mm512_loadu_si512(v1 + at);
+            _mm512_storeu_si512(out + at, _mm512_unpacklo_epi16(x0, x1));
+            _mm512_storeu_si512(out + at + V_LANES, _mm512_unpackhi_epi16(x0, x1));
         }
     }
 }
 
-/* n_rows rows x n_vecs vectors of one panel. */
-MLAI_INLINE void panel_tile(const int32_t n_rows, const int32_t n_vecs, const mlai_unit *u,
-                            const scratch *s, const uint32_t *panel, const uint32_t *p,
-                            int64_t p_stride, int32_t n_pairs, int32_t row, int64_t column)
+/* All of the values, panel after panel, a row at a time. */
+static void interleave_values(const mlai_unit *u, const scratch *s, const void *const *values)
 {
-    vec acc[O_ROWS][O_VECS];
-    MLAI_UNROLL
-    for (int32_t r = 0; r < n_rows; r++) {
-        MLAI_UNROLL
-        for (int32_t i = 0; i < n_vecs; i++)
-            acc[r][i] = v_set1(0.0f);
+    int64_t columns = padded(u->shape->value_dims);
+    for (int32_t pair = 0; pair < (u->n_keys + 1) / 2; pair++) {
+        for (int64_t column = 0; column < columns; column += PANEL) {
+            int64_t width = columns - column < PANEL ? columns - column : PANEL;
+            interleave_panel(s->panels + column * PAIRS, values, pair, pair + 1, column, width);
+        }
     }
-    for (int32_t pair = 0; pair < n_pairs; pair++) {
-        __m512i x[O_VECS];
-        MLAI_UNROLL
-        for (int32_t i = 0; i < n_vecs; i++)
-            x[i] = _mm512_loadu_si512(panel + i * V_LANES);
+}
+
+/* acc += p x values of `count` pairs of keys, from `pair` on; see value_tile. */
+MLAI_INLINE void value_pairs(const int32_t count, const int32_t n_rows, const int32_t n_vecs,
+                             const bool has_panel, const bool has_rows, vec acc[V_LANES][4],
+                             uint32_t *panel, const void *const *values, int64_t from, bool is_high,
+                             const uint32_t *p, int32_t pair)
+{
+    MLAI_UNROLL
+    for (int32_t j = pair; j < pair + count; j++) {
+        __m512i x[4];
+        if (!has_rows) {
+            MLAI_UNROLL
+            for (int32_t i = 0; i < n_vecs; i++)
+                x[i] = _mm512_loadu_si512(panel + (j * n_vecs + i) * V_LANES);
+        } else {
+            const uint16_t *v0 = (const uint16_t *)values[2 * j] + from;
+            const uint16_t *v1 = (const uint16_t *)values[2 * j + 1] + from;
+            MLAI_UNROLL
+            for (int32_t i = 0; i < n_vecs; i += 2) {
+                __m512i x0 = _mm512_loadu_si512(v0 + i * V_LANES);
+                __m512i x1 = _mm512_loadu_si512(v1 + i * V_LANES);
+                if (n_vecs == 1) {
+                    x[0] = is_high ? _mm512_unpackhi_epi16(x0, x1) : _mm512_unpacklo_epi16(x0, x1);
+                } else {
+                    x[i] = _mm512_unpacklo_epi16(x0, x1);
+                    x[i + 1] = _mm512_unpackhi_epi16(x0, x1);
+                }
+            }
+            MLAI_UNROLL
+            for (int32_t i = 0; has_panel && i < n_vecs; i++)
+                _mm512_storeu_si512(panel + (j * n_vecs + i) * V_LANES, x[i]);
+        }
         MLAI_UNROLL
         for (int32_t r = 0; r < n_rows; r++) {
-            __m512i w = pair_at(p + r);
+            __m512i w = pair_at(p + j * V_LANES + r);
             MLAI_UNROLL
             for (int32_t i = 0; i < n_vecs; i++)
                 acc[r][i] = dot(acc[r][i], x[i], w);
         }
-        panel += n_vecs * V_LANES;
-        p += p_stride;
     }
+}
+
+/*
+ * n_rows rows of one vector x n_vecs vectors of columns; p points at the first row's probabilities.
+ * The values are those of the panel, or interleave from rows: a half of a chunk (n_vecs 1), a chunk
+ * (2) or two (4), and then fill the panel, if there is one.
+ */
+MLAI_INLINE void value_tile(const int32_t n_rows, const int32_t n_vecs, const bool has_panel,
+                            const bool has_rows, const mlai_unit *u, const scratch *s,
+                            uint32_t *panel, const void *const *values, const uint32_t *p,
+                            int32_t n_pairs, int32_t row, int64_t column, feed *ahead)
+{
+    vec acc[V_LANES][4];
+    bool is_high = column % CHUNK != 0;
+    int64_t from = column / CHUNK * CHUNK, stride = o_stride(u->shape);
+    MLAI_UNROLL
+    for (int32_t r = 0; r < n_rows; r++) {
+        MLAI_UNROLL
+        for (int32_t i = 0; i < n_vecs; i++) {
+            acc[r][i] = v_set1(0.0f);
+            if (has_panel)
+                _mm_prefetch((const char *)(u->acc.o + (row + r) * stride + column + i * V_LANES),
+                             _MM_HINT_T0);
+        }
+    }
+    int32_t pair = 0;
+    if (!has_panel) {
+        for (; pair + STEP_PAIRS <= n_pairs; pair += STEP_PAIRS) {
+            feed_step(ahead);
+            value_pairs(STEP_PAIRS, n_rows, n_vecs, has_panel, has_rows, acc, panel, values, from,
+                        is_high, p, pair);
+        }
+    }
+    for (; pair < n_pairs; pair++)
+        value_pairs(1, n_rows, n_vecs, has_panel, has_rows, acc, panel, values, from, is_high, p,
+                    pair);
     MLAI_UNROLL
     for (int32_t r = 0; r < n_rows; r++)
         fold_row(n_vecs, u, s->a, s->b, row + r, column, acc[r]);
 }
 
-MLAI_INLINE void panel_rows(const int32_t n_vecs, const mlai_unit *u, const scratch *s,
-                            const uint32_t *panel, const uint32_t *p, int64_t p_stride,
-                            int32_t n_pairs, int32_t row, int32_t n_rows, int64_t column)
+/* P for a column: ds656 has one for each tile of columns. */
+static const uint32_t *p_of_column(const scratch *s, int64_t column)
 {
+    return s->p + (s->tiles > 1 ? column / MLAI_DS656_TILE * s->p_rows * PAIRS : 0);
+}
+
+static int32_t pairs_seen(const mlai_unit *u, int32_t row, int32_t n_rows)
+{
+    return (keys_seen(u, row, n_rows) + 1) / 2;
+}
+
+/* n_rows rows of one vector x one panel of n_vecs vectors, which is filled on the way when there
+ * are values. */
+static void panel_rows(const mlai_unit *u, const scratch *s, uint32_t *panel,
+                       const void *const *values, int32_t n_vecs, const uint32_t *p,
+                       int32_t n_pairs, int32_t row, int32_t n_rows, int64_t column)
+{
+    if (values && n_rows == O_ROWS && n_vecs == PANEL_VECS) {
+        value_tile(O_ROWS, PANEL_VECS, true, true, u, s, panel, values, p, n_pairs, row, column,
+                   NULL);
+        return;
+    }
+    if (values)
+        interleave_panel(panel, values, 0, n_pairs, column, n_vecs * V_LANES);
+#define PANEL_CASE(rows)                                                                           \
+    case rows:                                                                                     \
+        if (n_vecs == PANEL_VECS)                                                                  \
+            value_tile(rows, PANEL_VECS, true, false, u, s, panel, NULL, p, n_pairs, row, column,  \
+                       NULL);                                                                      \
+        else                                                                                       \
+            value_tile(rows, 2, true, false, u, s, panel, NULL, p, n_pairs, row, column, NULL);    \
+        break;
     switch (n_rows) {
-    case 1:
-        panel_tile(1, n_vecs, u, s, panel, p, p_stride, n_pairs, row, column);
-        break;
-    case 2:
-        panel_tile(2, n_vecs, u, s, panel, p, p_stride, n_pairs, row, column);
-        break;
-    case 3:
-        panel_tile(3, n_vecs, u, s, panel, p, p_stride, n_pairs, row, column);
-        break;
-    case 4:
-        panel_tile(4, n_vecs, u, s, panel, p, p_stride, n_pairs, row, column);
-        break;
-    case 5:
-        panel_tile(5, n_vecs, u, s, panel, p, p_stride, n_pairs, row, column);
-        break;
+        PANEL_CASE(1)
+        PANEL_CASE(2)
+        PANEL_CASE(3)
+        PANEL_CASE(4)
+        PANEL_CASE(5)
+        PANEL_CASE(6)
     default:
-        panel_tile(O_ROWS, n_vecs, u, s, panel, p, p_stride, n_pairs, row, column);
+        break;
     }
+#undef PANEL_CASE
 }
 
-/* Pairs of keys that rows row..row+n_rows-1 see, at most those of n_keys. */
-static int32_t pairs_seen(const mlai_unit *u, int32_t row, int32_t n_rows, int32_t n_keys)
-{
-    int32_t seen = 0;
-    for (int32_t r = row; r < row + n_rows; r++)
-        seen = u->visible[r] > seen ? u->visible[r] : seen;
-    return ((seen < n_keys ? seen : n_keys) + 1) / 2;
-}
-
-static void values_from_panels(const mlai_unit *u, const scratch *s, int32_t first, int32_t width,
-                               int32_t n_keys)
+/* More than 16 rows: out of panels, which the first tile of rows fills from `values` or which are
+ * filled already (values is NULL). */
+static void values_from_panels(const mlai_unit *u, const scratch *s, const void *const *values,
+                               int32_t first, int32_t end)
 {
     int64_t columns = padded(u->shape->value_dims);
-    int32_t end = first + width < u->n_rows ? first + width : u->n_rows;
+    int32_t most = pairs_seen(u, first, end - first);
     for (int64_t column = 0; column < columns; column += PANEL) {
-        const uint32_t *panel = s->panels + column * PAIRS;
-        const uint32_t *p = s->p + (s->tiles > 1 ? column / MLAI_DS656_TILE * PAIRS * GROUP : 0);
-        for (int32_t row = first; row < end; row += O_ROWS) {
-            int32_t n_rows = end - row < O_ROWS ? end - row : O_ROWS;
-            int32_t n_pairs = pairs_seen(u, row, n_rows, n_keys);
-            if (columns - column >= PANEL)
-                panel_rows(O_VECS, u, s, panel, p + (row - first), width, n_pairs, row, n_rows,
-                           column);
-            else
-                panel_rows(2, u, s, panel, p + (row - first), width, n_pairs, row, n_rows, column);
+        const uint32_t *p = p_of_column(s, column);
+        int32_t n_vecs = columns - column < PANEL ? 2 : PANEL_VECS;
+        uint32_t *panel = s->panels + (values ? 0 : column * PAIRS);
+        /* 16 rows of a vector in tiles of 6, 6 and 4. */
+        for (int32_t row = first, n_rows; row < end; row += n_rows) {
+            int32_t lane = row % V_LANES;
+            n_rows = lane + O_ROWS < V_LANES ? O_ROWS : V_LANES - lane;
+            n_rows = end - row < n_rows ? end - row : n_rows;
+            int32_t n_pairs = pairs_seen(u, row, n_rows);
+            if (n_pairs > 0 || u->is_first)
+                panel_rows(u, s, panel, row == first ? values : NULL, n_vecs,
+                           p + (row - lane - first) * PAIRS + lane, n_pairs, row, n_rows, column);
+            if (row == first && values)
+                interleave_panel(panel, values, n_pairs, most, column, n_vecs * V_LANES);
         }
     }
 }
 
-/* Up to 16 rows straight from the key rows: n_vecs is 1 (a half of a chunk), 2 (a chunk) or 4. */
-MLAI_INLINE void direct_tile(const int32_t n_rows, const int32_t n_vecs, const mlai_unit *u,
-                             const scratch *s, const void *const *values, const uint32_t *p,
-                             int32_t n_pairs, int64_t column)
-{
-    vec acc[DIRECT_ROWS][4];
-    bool is_high = n_vecs == 1 && column % CHUNK != 0;
-    int64_t from = column / CHUNK * CHUNK;
-    MLAI_UNROLL
-    for (int32_t r = 0; r < n_rows; r++) {
-        MLAI_UNROLL
-        for (int32_t i = 0; i < n_vecs; i++)
-            acc[r][i] = v_set1(0.0f);
-    }
-    for (int32_t pair = 0; pair < n_pairs; pair++) {
-        const uint16_t *v0 = (const uint16_t *)values[2 * pair] + from;
-        const uint16_t *v1 = (const uint16_t *)values[2 * pair + 1] + from;
-        __m512i x[4];
-        MLAI_UNROLL
-        for (int32_t i = 0; i < n_vecs; i += 2) {
-            __m512i x0 = _mm512_loadu_si512(v0 + i * V_LANES);
-            __m512i x1 = _mm512_loadu_si512(v1 + i * V_LANES);
-            if (n_vecs == 1) {
-                x[0] = is_high ? _mm512_unpackhi_epi16(x0, x1) : _mm512_unpacklo_epi16(x0, x1);
-            } else {
-                x[i] = _mm512_unpacklo_epi16(x0, x1);
-                x[i + 1] = _mm512_unpackhi_epi16(x0, x1);
-            }
-        }
-        MLAI_UNROLL
-        for (int32_t r = 0; r < n_rows; r++) {
-            __m512i w = pair_at(p + r);
-            MLAI_UNROLL
-            for (int32_t i = 0; i < n_vecs; i++)
-                acc[r][i] = dot(acc[r][i], x[i], w);
-        }
-        p += V_LANES;
-    }
-    MLAI_UNROLL
-    for (int32_t r = 0; r < n_rows; r++)
-        fold_row(n_vecs, u, s->a, s->b, r, column, acc[r]);
-}
-
-static void values_direct(const mlai_unit *u, const scratch *s, const void *const *values,
-                          int32_t n_keys)
+/* Up to 16 rows straight from the key rows. */
+static void values_direct(const mlai_unit *u, const scratch *s, const void *const *values)
 {
     int64_t columns = padded(u->shape->value_dims);
-    int32_t n_pairs = pairs_seen(u, 0, u->n_rows, n_keys);
+    int32_t n_pairs = pairs_seen(u, 0, u->n_rows);
     int32_t n_vecs = u->n_rows <= 4 ? 4 : u->n_rows <= 8 ? 2 : 1;
+    int64_t steps = columns / (n_vecs * V_LANES) * ((n_pairs + STEP_PAIRS - 1) / STEP_PAIRS);
+    feed ahead = start_feed(u, 1, 2, steps > 0 ? steps : 1);
     for (int64_t column = 0; column < columns;) {
-        const uint32_t *p = s->p + (s->tiles > 1 ? column / MLAI_DS656_TILE * PAIRS * GROUP : 0);
+        const uint32_t *p = p_of_column(s, column);
         int32_t vecs = columns - column < n_vecs * V_LANES ? 2 : n_vecs;
 #define DIRECT_CASE(rows, vectors)                                                                 \
     case rows:                                                                                     \
         if (vecs == (vectors))                                                                     \
-            direct_tile(rows, vectors, u, s, values, p, n_pairs, column);                          \
+            value_tile(rows, vectors, false, true, u, s, NULL, values, p, n_pairs, 0, column,      \
+                       &ahead);                                                                    \
         else                                                                                       \
-            direct_tile(rows, 2, u, s, values, p, n_pairs, column);                                \
+            value_tile(rows, 2, false, true, u, s, NULL, values, p, n_pairs, 0, column, &ahead);   \
         break;
         switch (u->n_rows) {
             DIRECT_CASE(1, 4)
@@ -613,7 +776,7 @@ static void values_direct(const mlai_unit *u, const scratch *s, const void *cons
 #undef DIRECT_CASE
 #define DIRECT_CASE(rows)                                                                          \
     case rows:                                                                                     \
-        direct_tile(rows, 1, u, s, values, p, n_pairs, column);                                    \
+        value_tile(rows, 1, false, true, u, s, NULL, values, p, n_pairs, 0, column, &ahead);       \
         break;
             DIRECT_CASE(9)
             DIRECT_CASE(10)
@@ -633,37 +796,60 @@ static void values_direct(const mlai_unit *u, const scratch *s, const void *cons
 
 /* ---- the unit ------------------------------------------------------------------------------- */
 
+/* Steps of a feed in the scores of a unit, about. */
+static int64_t score_steps(const mlai_unit *u)
+{
+    const mlai_attention_shape *shape = u->shape;
+    int64_t chunks = padded_dims(shape) / CHUNK;
+    if (shape->is_narrow)
+        return chunks * (u->n_keys / 4 + 1) * (u->n_rows < 4 ? 1 : u->n_rows / 4);
+    return chunks * (u->n_keys / S_KEYS + 1) * ((u->n_rows + GROUP - 1) / GROUP);
+}
+
+/* P of rows first..end-1, the first row's at the front. */
+static void scores_to_p(const mlai_unit *u, const scratch *s, const bf16_rows *rows, int32_t first,
+                        int32_t end, feed *ahead)
+{
+    int64_t pairs = pairs_of(u->shape);
+    int32_t group = u->shape->is_narrow ? V_LANES : GROUP;
+    for (int32_t row = first; row < end; row += group) {
+        /* A group's and a vector's own bounds, so that a causal block skips what lies above its
+         * diagonal. */
+        int32_t n_rows = end - row < group ? end - row : group;
+        int32_t n_vecs = (n_rows + V_LANES - 1) / V_LANES, n_keys = keys_seen(u, row, n_rows);
+        if (n_keys == 0 && !u->is_first)
+            continue;
+        if (u->shape->is_narrow)
+            score_narrow(u, s, rows, row, n_keys, ahead);
+        else
+            score_group(u, s, rows, (const uint32_t *)u->q + row * pairs, n_vecs, n_keys, ahead);
+        for (int32_t i = 0; i < n_vecs; i++) {
+            int32_t at = row + i * V_LANES, n = end - at < V_LANES ? end - at : V_LANES;
+            softmax_rows(u, s, s->scores + i * V_LANES, n_vecs * V_LANES,
+                         s->p + (int64_t)(at - first) * PAIRS, at, keys_seen(u, at, n));
+        }
+    }
+}
+
 static void unit(const mlai_unit *u)
 {
     char *end;
     scratch s = cut_scratch(u->shape, u->scratch, &end);
-    bf16_rows rows = take_rows(u, &s.copies, u->shape->is_narrow ? CHUNK : 2);
-    int64_t pairs = pairs_of(u->shape);
-    int32_t n_vecs = (u->n_rows + V_LANES - 1) / V_LANES;
-    bool is_direct = u->n_rows <= DIRECT_ROWS;
-    if (!is_direct)
+    bool is_direct = u->n_rows <= DIRECT_ROWS, is_shared = u->values == u->keys[0];
+    bf16_rows rows =
+        take_rows(u, &s.copies, u->shape->is_narrow ? CHUNK : 2, !is_direct && !is_shared);
+    feed ahead = start_feed(u, 0, is_direct ? 2 : 1, score_steps(u));
+    if (is_direct) {
+        scores_to_p(u, &s, &rows, 0, u->n_rows, &ahead);
+        values_direct(u, &s, rows.values);
+        return;
+    }
+    if (!is_shared)
         interleave_values(u, &s, rows.values);
-    for (int32_t vec_index = 0; vec_index < n_vecs; vec_index += G_VECS) {
-        int32_t first = vec_index * V_LANES;
-        int32_t vecs = n_vecs - vec_index < G_VECS ? n_vecs - vec_index : G_VECS;
-        int32_t width = vecs * V_LANES;
-        /* The group's own bound, so that a causal block skips what lies above its diagonal. */
-        int32_t n_keys = 0;
-        for (int32_t r = first; r < first + width && r < u->n_rows; r++)
-            n_keys = u->visible[r] > n_keys ? u->visible[r] : n_keys;
-        n_keys = n_keys < u->n_keys ? n_keys : u->n_keys;
-        if (n_keys == 0 && !u->is_first)
-            continue;
-        if (u->shape->is_narrow)
-            score_narrow(u, &s, &rows, first, width, n_keys);
-        else
-            score_group(u, &s, &rows, (const uint32_t *)u->q + (int64_t)first * pairs, vecs,
-                        n_keys);
-        softmax_group(u, &s, first, vecs, n_keys);
-        if (is_direct)
-            values_direct(u, &s, rows.values, n_keys);
-        else
-            values_from_panels(u, &s, first, width, n_keys);
+    for (int32_t first = 0; first < u->n_rows; first += s.p_rows) {
+        int32_t last = u->n_rows - first < s.p_rows ? u->n_rows : first + s.p_rows;
+        scores_to_p(u, &s, &rows, first, last, &ahead);
+        values_from_panels(u, &s, is_shared ? rows.values : NULL, first, last);
     }
 }
 

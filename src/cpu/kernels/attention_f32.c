@@ -1,7 +1,8 @@
 /*
  * Attention of one unit of keys against one block of query rows in f32 arithmetic: any query and
- * any cache format, widened to f32. One source for the families c, avx2 and avx512 (vec_f32.h);
- * called by the drivers in src/cpu/decode.c and src/cpu/prefill.c through mlai_attention_kernel.
+ * any cache format, widened to f32. One source for the families c, avx2, avx512 and neon
+ * (vec_f32.h); called by the drivers in src/cpu/decode.c and src/cpu/prefill.c through
+ * mlai_attention_kernel.
  *
  * Rows lie in lanes, in groups of G_VECS vectors; a group goes through three stages:
  *
@@ -24,6 +25,7 @@
  * 256 x (D + 30) values). Columns of o are padded with zeros to a multiple of V_LANES.
  */
 #include "cpu/attention_kernel.h"
+#include "cpu/kernels/finish_row.h"
 #include "cpu/kernels/softmax.h"
 #include "cpu/kernels/vec_f32.h"
 #include "cpu/kernels/widen_f32.h"
@@ -34,8 +36,12 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-/* Register tiles: 32 registers with AVX-512, else 16. */
-#if defined(__AVX512F__)
+/*
+ * Register tiles, of 32 registers (AVX-512, NEON) or 16. With 32: 6 keys x 4 vectors of rows are 24
+ * sums, 4 vectors of rows and one broadcast key, 29 in all; 10 loads for 24 products, so that 4
+ * products a cycle need less than 2 loads; 24 chains hide a latency of 4 cycles in 4 units (16).
+ */
+#if defined(V_32_REGISTERS)
 enum { G_VECS = 4, O_ROWS = 6, O_VECS = 4 };
 #elif defined(__AVX2__)
 enum { G_VECS = 2, O_ROWS = 6, O_VECS = 2 };
@@ -86,7 +92,7 @@ typedef struct scratch {
     float *a;      /* [MLAI_BLOCK_ROWS] factor of the accumulator in the fold */
     float *b;      /* [MLAI_BLOCK_ROWS] factor of the unit */
     const void *
-        *pointers[MLAI_MAX_PIECES + 1]; /* [MLAI_UNIT_POINTERS] widened rows; last: values */
+        *pointers[MLAI_MAX_PIECES + 1]; /* [MLAI_TILE_POINTERS] widened rows; last: values */
     float *rows; /* [MLAI_UNIT_KEYS + 1][row_floats] widened rows, the last one zeros */
     int64_t row_floats;
     int64_t offset[MLAI_MAX_PIECES + 1]; /* of a piece in a widened row; last: values */
@@ -102,7 +108,7 @@ static uint64_t scratch_bytes(const mlai_attention_shape *shape, int32_t n_rows)
     (void)n_rows;
     uint64_t floats = (uint64_t)S_ROWS * GROUP + 2u * MLAI_BLOCK_ROWS +
                       (uint64_t)(MLAI_UNIT_KEYS + 1) * (uint64_t)row_floats(shape);
-    return floats * sizeof(float) + (MLAI_MAX_PIECES + 1) * MLAI_UNIT_POINTERS * sizeof(void *);
+    return floats * sizeof(float) + (MLAI_MAX_PIECES + 1) * MLAI_TILE_POINTERS * sizeof(void *);
 }
 
 static scratch take_scratch(const mlai_unit *u)
@@ -111,7 +117,7 @@ static scratch take_scratch(const mlai_unit *u)
     char *at = u->scratch;
     for (int32_t i = 0; i <= MLAI_MAX_PIECES; i++) {
         s.pointers[i] = (const void **)at;
-        at += MLAI_UNIT_POINTERS * sizeof(void *);
+        at += MLAI_TILE_POINTERS * sizeof(void *);
     }
     s.scores = (float *)at;
     s.a = s.scores + (int64_t)S_ROWS * GROUP;
@@ -210,7 +216,7 @@ static const void *const *widen_rows(const mlai_unit *u, const scratch *s, int32
     float *zeros = s->rows + MLAI_UNIT_KEYS * s->row_floats + s->offset[slot];
     for (int64_t i = 0; i < width; i++)
         zeros[i] = 0.0f;
-    for (int32_t key = u->n_keys; key < MLAI_UNIT_POINTERS; key++)
+    for (int32_t key = u->n_keys; key < MLAI_TILE_POINTERS; key++)
         s->pointers[slot][key] = zeros;
     return s->pointers[slot];
 }
@@ -306,7 +312,7 @@ static void score_group(const mlai_unit *u, const f32_rows *rows, const float *q
 {
     n_keys += n_keys & 1;
     switch (n_vecs) {
-#if defined(__AVX512F__)
+#if defined(V_32_REGISTERS)
     case 4:
         score_keys(4, 6, u, rows, q, n_keys, scores);
         break;
@@ -404,7 +410,7 @@ static void score_narrow(const mlai_unit *u, const f32_rows *rows, int32_t first
     for (int32_t row = first; row < end;) {
         const float *q = (const float *)u->q + row * dims;
         float *at = scores + (row - first);
-#if defined(__AVX512F__)
+#if defined(V_32_REGISTERS)
         if (end - row >= 4) {
             narrow_rows(4, 4, u, rows, q, n_keys, at, width);
             row += 4;
@@ -535,7 +541,7 @@ static void values_group(const mlai_unit *u, const scratch *s, const void *const
             case 3:
                 value_rows(3, u, s, values, keys, p, width, row, stride, column);
                 break;
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(V_32_REGISTERS)
             case 4:
                 value_rows(4, u, s, values, keys, p, width, row, stride, column);
                 break;
@@ -576,26 +582,6 @@ static void unit(const mlai_unit *u)
             score_group(u, &rows, q, vecs, n_keys, s.scores);
         softmax_group(u, &s, first, vecs, n_keys);
         values_group(u, &s, rows.values, first, width, n_keys);
-    }
-}
-
-static void finish(const mlai_attention_shape *shape, void *out, const float *o, float l,
-                   float out_scale)
-{
-    enum { CHUNK = 256 };
-    float chunk[CHUNK];
-    int32_t bytes = mla_format_bytes(shape->out_format);
-    for (int32_t at = 0; at < shape->value_dims; at += CHUNK) {
-        int32_t n = shape->value_dims - at < CHUNK ? shape->value_dims - at : CHUNK;
-        if (l == 0.0f) {
-            for (int32_t i = 0; i < n; i++)
-                chunk[i] = 0.0f;
-        } else {
-            float factor = out_scale / l;
-            for (int32_t i = 0; i < n; i++)
-                chunk[i] = o[at + i] * factor;
-        }
-        narrow_row((char *)out + (int64_t)at * bytes, shape->out_format, chunk, n);
     }
 }
 

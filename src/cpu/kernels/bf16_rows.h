@@ -51,7 +51,7 @@ static char *carve(char **at, uint64_t bytes)
 
 /* Room for copied rows. */
 typedef struct bf16_copies {
-    const void **pointers[MLAI_MAX_PIECES + 1]; /* [MLAI_UNIT_POINTERS]; last: values */
+    const void **pointers[MLAI_MAX_PIECES + 1]; /* [MLAI_TILE_POINTERS]; last: values */
     uint16_t *rows; /* [MLAI_UNIT_KEYS + 1][row_halfs] copied rows, the last one zeros */
     int64_t row_halfs;
     int64_t offset[MLAI_MAX_PIECES + 1];
@@ -64,7 +64,7 @@ static bf16_copies cut_copies(const mlai_attention_shape *shape, char **at)
     int64_t offset = 0;
     s.row_halfs = padded_dims(shape) + padded(shape->value_dims);
     for (int32_t i = 0; i <= MLAI_MAX_PIECES; i++)
-        s.pointers[i] = (const void **)carve(at, MLAI_UNIT_POINTERS * sizeof(void *));
+        s.pointers[i] = (const void **)carve(at, MLAI_TILE_POINTERS * sizeof(void *));
     s.rows = (uint16_t *)carve(at, (uint64_t)(MLAI_UNIT_KEYS + 1) * (uint64_t)s.row_halfs *
                                        sizeof(uint16_t));
     s.scales = (float *)carve(at, (MLAI_UNIT_KEYS + 1) * MLAI_DS656_TILES * sizeof(float));
@@ -81,49 +81,67 @@ typedef struct bf16_rows {
     const void *const *values;
 } bf16_rows;
 
-/* The upper half of an fp8 table as bf16: 128 values in four registers. */
+/* The upper half of an fp8 table (positive values) as bf16: 128 high and 128 low bytes. */
 typedef struct fp8_table {
-    __m512i part[4];
+    __m512i high[2];
+    __m512i low[2];
 } fp8_table;
 
 static fp8_table load_table(const float *table)
 {
     fp8_table t;
-    for (int32_t i = 0; i < 4; i++) {
-        __m512i low = _mm512_srli_epi32(_mm512_castps_si512(v_load(table + 32 * i)), 16);
-        __m512i high = _mm512_srli_epi32(_mm512_castps_si512(v_load(table + 32 * i + 16)), 16);
-        t.part[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)),
-                                       _mm512_cvtepi32_epi16(high), 1);
+    for (int32_t half = 0; half < 2; half++) {
+        __m128i high[4], low[4];
+        for (int32_t i = 0; i < 4; i++) {
+            __m512i x = _mm512_castps_si512(v_load(table + 64 * half + 16 * i));
+            high[i] = _mm512_cvtepi32_epi8(_mm512_srli_epi32(x, 24));
+            low[i] = _mm512_cvtepi32_epi8(_mm512_srli_epi32(x, 16));
+        }
+        memcpy(&t.high[half], high, sizeof high);
+        memcpy(&t.low[half], low, sizeof low);
     }
     return t;
 }
 
-MLAI_INLINE __m512i fp8_to_bf16(const fp8_table *t, __m256i bytes)
+/* 64 bytes of fp8 to 64 bf16. A byte's low 7 bits look up both bytes of the value, its top bit is
+ * the sign; the halves of the vector are dealt out first so that they unpack in order. */
+MLAI_INLINE void fp8_to_bf16(const fp8_table *t, __m512i x, __m512i out[2])
 {
-    __m512i x = _mm512_cvtepu8_epi16(bytes);
-    __m512i small = _mm512_permutex2var_epi16(t->part[0], x, t->part[1]);
-    __m512i large = _mm512_permutex2var_epi16(t->part[2], x, t->part[3]);
-    __m512i y =
-        _mm512_mask_blend_epi16(_mm512_test_epi16_mask(x, _mm512_set1_epi16(0x40)), small, large);
-    /* y | (x << 8 & sign) */
-    return _mm512_ternarylogic_epi32(y, _mm512_slli_epi16(x, 8), _mm512_set1_epi16((short)0x8000),
-                                     0xf8);
+    x = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), x);
+    __m512i high = _mm512_permutex2var_epi8(t->high[0], x, t->high[1]);
+    __m512i low = _mm512_permutex2var_epi8(t->low[0], x, t->low[1]);
+    /* high | (x & sign) */
+    high = _mm512_ternarylogic_epi32(high, x, _mm512_set1_epi8((char)0x80), 0xf8);
+    out[0] = _mm512_unpacklo_epi8(low, high);
+    out[1] = _mm512_unpackhi_epi8(low, high);
 }
 
-static void copy_row(const fp8_table *table, uint16_t *out, const uint8_t *in, int32_t n)
+/* n values, padded with zeros to CHUNK. */
+static void copy_fp8_row(const fp8_table *table, uint16_t *out, const uint8_t *in, int32_t n)
+{
+    __m512i x[2];
+    int32_t i = 0;
+    for (; i + 2 * CHUNK <= n; i += 2 * CHUNK) {
+        fp8_to_bf16(table, _mm512_loadu_si512(in + i), x);
+        _mm512_storeu_si512(out + i, x[0]);
+        _mm512_storeu_si512(out + i + CHUNK, x[1]);
+    }
+    if (i == n)
+        return;
+    fp8_to_bf16(table, _mm512_maskz_loadu_epi8(((__mmask64)1 << (n - i)) - 1, in + i), x);
+    _mm512_storeu_si512(out + i, x[0]);
+    if (n - i > CHUNK)
+        _mm512_storeu_si512(out + i + CHUNK, x[1]);
+}
+
+static void copy_bf16_row(uint16_t *out, const uint16_t *in, int32_t n)
 {
     int32_t i = 0;
-    for (; i + CHUNK <= n; i += CHUNK) {
-        __m512i x = table ? fp8_to_bf16(table, _mm256_loadu_si256((const __m256i *)(in + i)))
-                          : _mm512_loadu_si512(in + 2 * (int64_t)i);
-        _mm512_storeu_si512(out + i, x);
-    }
-    if (i < n) {
-        __mmask32 live = (__mmask32)((1u << (n - i)) - 1);
-        __m512i x = table ? fp8_to_bf16(table, _mm256_maskz_loadu_epi8(live, in + i))
-                          : _mm512_maskz_loadu_epi16(live, in + 2 * (int64_t)i);
-        _mm512_storeu_si512(out + i, x);
-    }
+    for (; i + CHUNK <= n; i += CHUNK)
+        _mm512_storeu_si512(out + i, _mm512_loadu_si512(in + i));
+    if (i < n)
+        _mm512_storeu_si512(out + i,
+                            _mm512_maskz_loadu_epi16((__mmask32)((1u << (n - i)) - 1), in + i));
 }
 
 /* One kind of rows (a piece, or values) to scratch; pads columns and the odd row with zeros. */
@@ -134,18 +152,23 @@ static const void *const *copy_rows(const mlai_unit *u, const bf16_copies *s, in
         uint16_t *out = s->rows + key * s->row_halfs + s->offset[slot];
         for (int32_t at = 0; at < n; at += 64)
             _mm_prefetch((const char *)in[key + COPY_AHEAD] + at, _MM_HINT_T0);
-        copy_row(table, out, in[key], n);
+        if (table)
+            copy_fp8_row(table, out, in[key], n);
+        else
+            copy_bf16_row(out, in[key], n);
         s->pointers[slot][key] = out;
     }
     uint16_t *zeros = s->rows + MLAI_UNIT_KEYS * s->row_halfs + s->offset[slot];
     memset(zeros, 0, (size_t)padded(n) * sizeof *zeros);
-    for (int32_t key = u->n_keys; key < MLAI_UNIT_POINTERS; key++)
+    for (int32_t key = u->n_keys; key < MLAI_TILE_POINTERS; key++)
         s->pointers[slot][key] = zeros;
     return s->pointers[slot];
 }
 
-/* A unit's rows as bf16; widths must be multiples of dims_multiple (scores) and CHUNK (values). */
-static bf16_rows take_rows(const mlai_unit *u, const bf16_copies *s, int32_t dims_multiple)
+/* A unit's rows as bf16; widths must be multiples of dims_multiple (scores) and CHUNK (values).
+ * Keys are copied in any case when copies_keys is set. */
+static bf16_rows take_rows(const mlai_unit *u, const bf16_copies *s, int32_t dims_multiple,
+                           bool copies_keys)
 {
     const mlai_attention_shape *shape = u->shape;
     bool is_ds656 = shape->kv_format == MLA_FORMAT_DS656;
@@ -160,7 +183,7 @@ static bf16_rows take_rows(const mlai_unit *u, const bf16_copies *s, int32_t dim
         table = &fp8;
     }
     for (int32_t i = 0; i < shape->n_pieces; i++) {
-        bool fits = is_bf16 && shape->piece_dims[i] % dims_multiple == 0;
+        bool fits = is_bf16 && !copies_keys && shape->piece_dims[i] % dims_multiple == 0;
         if ((fits && !(one_row && i == 0 && !values_fit)) || (is_ds656 && i == 1))
             rows.keys[i] = u->keys[i];
         else
@@ -193,6 +216,39 @@ static void row_to_bf16(uint16_t *out, const void *in, int32_t format, int32_t n
         float x = format == MLA_FORMAT_E4M3 ? mlai_e4m3_table[((const uint8_t *)in)[i]]
                                             : mlai_e5m2_table[((const uint8_t *)in)[i]];
         out[i] = mlai_bf16_from_f32(x);
+    }
+}
+
+/* 16 vectors of u32, x[i][j] -> x[j][i]. */
+MLAI_INLINE void transpose16(__m512i x[V_LANES])
+{
+    __m512i t[V_LANES];
+    MLAI_UNROLL
+    for (int32_t i = 0; i < V_LANES; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    MLAI_UNROLL
+    for (int32_t i = 0; i < V_LANES; i += 4) {
+        x[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    /* x[4 g + c] holds columns c, c+4, c+8, c+12 of rows 4 g .. 4 g + 3, one a lane of 128 bits. */
+    MLAI_UNROLL
+    for (int32_t c = 0; c < 4; c++) {
+        t[c] = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88);
+        t[4 + c] = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
+        t[8 + c] = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
+        t[12 + c] = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
+    }
+    MLAI_UNROLL
+    for (int32_t c = 0; c < 4; c++) {
+        x[c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0x88);
+        x[8 + c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0xdd);
+        x[4 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0x88);
+        x[12 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0xdd);
     }
 }
 

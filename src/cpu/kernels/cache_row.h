@@ -9,6 +9,7 @@
 
 #include "cpu/elementwise.h"
 #include "cpu/kernels/lanes.h"
+#include "cpu/kernels/stream.h"
 #include <float.h>
 
 enum {
@@ -30,6 +31,7 @@ typedef struct mlai_cache {
     int32_t format;
     float k_scale;
     bool sanitize;
+    bool is_streaming; /* rows written, or read out of the cache, pass by the caches */
 } mlai_cache;
 
 static inline mlai_cache mlai_cache_make(const mla_tensor *kv_cache,
@@ -87,13 +89,34 @@ static inline void mlai_sanitize(float *x, int64_t n, int32_t format)
     }
 }
 
+static inline void mlai_put_bytes(const mlai_cache *cache, char *out, const char *in, int64_t bytes)
+{
+    if (cache->is_streaming)
+        mlai_stream_copy(out, in, bytes);
+    else
+        memcpy(out, in, (size_t)bytes);
+}
+
+/* At most MLAI_CHUNK values to out. */
+static inline void mlai_put_values(const mlai_cache *cache, char *out, int32_t format,
+                                   const float *values, int64_t n)
+{
+    if (!cache->is_streaming) {
+        mlai_narrow(out, format, values, n);
+        return;
+    }
+    char row[MLAI_CHUNK * sizeof(float)];
+    mlai_narrow(row, format, values, n);
+    mlai_stream_copy(out, row, n * mlai_lane_bytes(format));
+}
+
 /* n values of one part, from `in` of a float format. Not for ds656 latents. */
 static inline void mlai_store_part(const mlai_cache *cache, char *out, int32_t out_format,
                                    const char *in, int32_t in_format, int64_t n)
 {
     const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
     if (in_format == out_format && !cache->sanitize) {
-        memcpy(out, in, (size_t)(n * out_bytes));
+        mlai_put_bytes(cache, out, in, n * out_bytes);
         return;
     }
     float values[MLAI_CHUNK];
@@ -106,7 +129,7 @@ static inline void mlai_store_part(const mlai_cache *cache, char *out, int32_t o
         if (scale != 1.0f)
             for (int64_t i = 0; i < count; i++)
                 values[i] /= scale;
-        mlai_narrow(out + first * out_bytes, out_format, values, count);
+        mlai_put_values(cache, out + first * out_bytes, out_format, values, count);
     }
 }
 
@@ -148,7 +171,7 @@ static inline void mlai_store_ds656_latent(const mlai_cache *cache, char *row, c
             x[i] /= scale;
         scales[tile] = scale;
     }
-    mlai_narrow(row, MLA_FORMAT_E4M3, values, cache->n_latent);
+    mlai_put_values(cache, row, MLA_FORMAT_E4M3, values, cache->n_latent);
     memcpy(row + MLAI_DS656_SCALES_AT, scales, sizeof scales);
 }
 
@@ -175,7 +198,7 @@ static inline void mlai_load_part(const mlai_cache *cache, char *out, int32_t ou
     const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
     const float scale = cache->k_scale;
     if (in_format == out_format && scale == 1.0f) {
-        memcpy(out, in, (size_t)(n * out_bytes));
+        mlai_put_bytes(cache, out, in, n * out_bytes);
         return;
     }
     float values[MLAI_CHUNK];
@@ -185,7 +208,7 @@ static inline void mlai_load_part(const mlai_cache *cache, char *out, int32_t ou
         if (scale != 1.0f)
             for (int64_t i = 0; i < count; i++)
                 values[i] *= scale;
-        mlai_narrow(out + first * out_bytes, out_format, values, count);
+        mlai_put_values(cache, out + first * out_bytes, out_format, values, count);
     }
 }
 
@@ -202,7 +225,7 @@ static inline void mlai_load_latent(const mlai_cache *cache, mlai_cache_row row,
     for (int32_t tile = 0; tile < MLAI_DS656_LATENT / MLAI_DS656_TILE; tile++)
         for (int32_t i = 0; i < MLAI_DS656_TILE; i++)
             values[tile * MLAI_DS656_TILE + i] *= scales[tile];
-    mlai_narrow(out, out_format, values, cache->n_latent);
+    mlai_put_values(cache, out, out_format, values, cache->n_latent);
 }
 
 static inline void mlai_load_rope(const mlai_cache *cache, mlai_cache_row row, char *out,

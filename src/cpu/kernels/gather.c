@@ -21,8 +21,9 @@ MLAI_PREFETCHER void prefetch_row(const gather_work *work, int64_t token, int64_
     const int64_t slot = mlai_index_at(&work->params->slots, token);
     if (slot >= 0)
         MLAI_PREFETCH_BYTES(mlai_cache_row_at(&work->cache, slot).latent, work->row_bytes, 0);
-    MLAI_PREFETCH_BYTES((const char *)latent->data + token * latent->stride[0] * bytes,
-                        latent->shape[1] * bytes, 1);
+    if (!work->cache.is_streaming)
+        MLAI_PREFETCH_BYTES((const char *)latent->data + token * latent->stride[0] * bytes,
+                            latent->shape[1] * bytes, 1);
 }
 
 static void gather_rows(void *arg, int32_t task, int64_t first, int64_t end)
@@ -56,6 +57,7 @@ static void gather_rows(void *arg, int32_t task, int64_t first, int64_t end)
         if (n_rope > 0)
             mlai_load_rope(&work->cache, row, rope_out, format);
     }
+    mlai_stream_end(work->cache.is_streaming);
 }
 
 mla_status MLAI_IN_FAMILY(mlai_gather_run)(const mla_exec *exec, const mla_problem *problem,
@@ -68,6 +70,8 @@ mla_status MLAI_IN_FAMILY(mlai_gather_run)(const mla_exec *exec, const mla_probl
                         .cache = mlai_cache_make(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
                                                  p->qk_rope_head_dim, p->k_scale, 0)};
     work.row_bytes = p->kv_cache.shape[2] * mlai_lane_bytes(p->kv_cache.format);
+    work.cache.is_streaming =
+        mlai_should_stream(problem->tokens * width * mlai_lane_bytes(problem->out_format));
     mlai_for_rows(exec, problem->tokens, 4 * width, gather_rows, &work);
     return MLA_OK;
 }

@@ -1,8 +1,8 @@
 /*
  * Conversion of rows between f32 and the storage formats, for the memory-bound kernels: the same
  * results as base/convert.h, written without branches so that compilers turn each loop into vector
- * code for the family it is compiled for (MLAI_FAMILY, see elementwise.h). lanes_x86.h does the
- * front of a row where the compilers' own code is slow.
+ * code for the family it is compiled for (MLAI_FAMILY, see elementwise.h). lanes_x86.h
+ * and lanes_neon.h do the front of a row where the compilers' own code is slow.
  *
  * Subnormal numbers are made by adding or subtracting a power of two, never by multiplying with
  * one, so that no operand is a subnormal f32 (slow on many processors) and rounding is the adder's.
@@ -12,11 +12,30 @@
 #define MLAI_LANES_H
 
 #include "base/convert.h"
+#include <stdint.h>
+
+/* Constants of narrowing to an fp8 format, with `shift` = 23 - mantissa bits. */
+typedef struct mlai_fp8_narrow {
+    int shift;
+    int32_t max_bits;        /* f32 bits of the largest finite value */
+    int32_t min_normal_bits; /* f32 bits of the smallest normal value */
+    int32_t round_and_bias;  /* half a unit less one, less the difference of the biases */
+    float aligner;           /* the power of two whose f32 unit is the subnormal step */
+} mlai_fp8_narrow;
+
+static const mlai_fp8_narrow mlai_narrow_e4m3 = {20, 0x43e00000, 0x3c800000, 0x7ffff - 0x3c000000,
+                                                 0x1p14f};
+static const mlai_fp8_narrow mlai_narrow_e5m2 = {21, 0x47600000, 0x38800000, 0xfffff - 0x38000000,
+                                                 0x1p7f};
+
 #if defined(__F16C__) && defined(__AVX2__)
 #include "cpu/kernels/lanes_x86.h"
-#define MLAI_LANES_FRONT(call) (call)
+#define MLAI_LANES_FRONT(name, ...) mlai_x86_##name(__VA_ARGS__)
+#elif defined(MLAI_NEON)
+#include "cpu/kernels/lanes_neon.h"
+#define MLAI_LANES_FRONT(name, ...) mlai_neon_##name(__VA_ARGS__)
 #else
-#define MLAI_LANES_FRONT(call) 0
+#define MLAI_LANES_FRONT(name, ...) 0
 #endif
 
 /* Bytes of a value of a float format, or 1 for ds656: mla_format_bytes without a call. */
@@ -117,19 +136,19 @@ static inline void mlai_widen(float *restrict out, const void *restrict in, int3
         memcpy(out, in, (size_t)n * sizeof *out);
         break;
     case MLA_FORMAT_BF16:
-        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_widen_bf16(out, in16, n)); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(widen_bf16, out, in16, n); i < n; i++)
             out[i] = mlai_f32_from_bf16(in16[i]);
         break;
     case MLA_FORMAT_F16:
-        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_widen_f16(out, in16, n)); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(widen_f16, out, in16, n); i < n; i++)
             out[i] = mlai_lane_from_f16(in16[i]);
         break;
     case MLA_FORMAT_E4M3:
-        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_widen_e4m3(out, in8, n)); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(widen_e4m3, out, in8, n); i < n; i++)
             out[i] = mlai_lane_from_e4m3(in8[i]);
         break;
     case MLA_FORMAT_E5M2:
-        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_widen_e5m2(out, in8, n)); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(widen_e5m2, out, in8, n); i < n; i++)
             out[i] = mlai_lane_from_e5m2(in8[i]);
         break;
     default:
@@ -148,21 +167,19 @@ static inline void mlai_narrow(void *restrict out, int32_t format, const float *
         memcpy(out, in, (size_t)n * sizeof *in);
         break;
     case MLA_FORMAT_BF16:
-        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_narrow_bf16(out16, in, n)); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(narrow_bf16, out16, in, n); i < n; i++)
             out16[i] = mlai_lane_to_bf16(in[i]);
         break;
     case MLA_FORMAT_F16:
-        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_narrow_f16(out16, in, n)); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(narrow_f16, out16, in, n); i < n; i++)
             out16[i] = mlai_lane_to_f16(in[i]);
         break;
     case MLA_FORMAT_E4M3:
-        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_narrow_fp8(out8, in, n, &mlai_narrow_e4m3));
-             i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(narrow_fp8, out8, in, n, &mlai_narrow_e4m3); i < n; i++)
             out8[i] = mlai_lane_to_e4m3(in[i]);
         break;
     case MLA_FORMAT_E5M2:
-        for (int64_t i = MLAI_LANES_FRONT(mlai_x86_narrow_fp8(out8, in, n, &mlai_narrow_e5m2));
-             i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(narrow_fp8, out8, in, n, &mlai_narrow_e5m2); i < n; i++)
             out8[i] = mlai_lane_to_e5m2(in[i]);
         break;
     default:

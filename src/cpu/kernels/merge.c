@@ -10,6 +10,8 @@
  */
 #include "cpu/elementwise.h"
 #include "cpu/kernels/lanes.h"
+#include "cpu/kernels/load_vec.h"
+#include "cpu/kernels/stream.h"
 #include <math.h>
 
 enum { CHUNK = 512 };
@@ -78,8 +80,45 @@ static void copy_row(char *out, int32_t out_format, const char *in, int32_t in_f
     }
 }
 
-static void merge_row(const mla_merge_state_params *p, int64_t token, int64_t head)
+/* sum[j] = sum over the live states of weight * in[j], in index order, state after state. */
+MLAI_INLINE void sum_states(float *sum, const char *const *in, const merge_weights *w, int64_t n,
+                            const int32_t format)
 {
+    const int64_t bytes = mlai_lane_bytes(format);
+    int64_t j = 0;
+    for (; j + V_LANES <= n; j += V_LANES) {
+        vec s = v_mul(v_set1(w->weight[0]), load_vec(in[0] + j * bytes, format));
+        for (int32_t i = 1; i < w->n_live; i++)
+            s = v_add(s, v_mul(v_set1(w->weight[i]), load_vec(in[i] + j * bytes, format)));
+        v_store(sum + j, s);
+    }
+    for (int32_t i = 0; i < w->n_live && j < n; i++) {
+        float values[V_LANES];
+        mlai_widen(values, in[i] + j * bytes, format, n - j);
+        for (int64_t k = j; k < n; k++)
+            sum[k] = i == 0 ? w->weight[i] * values[k - j] : sum[k] + w->weight[i] * values[k - j];
+    }
+}
+
+static void merge_chunk(float *sum, const char *const *in, const merge_weights *w, int64_t n,
+                        int32_t format)
+{
+    if (format == MLA_FORMAT_BF16)
+        sum_states(sum, in, w, n, MLA_FORMAT_BF16);
+    else if (format == MLA_FORMAT_F16)
+        sum_states(sum, in, w, n, MLA_FORMAT_F16);
+    else
+        sum_states(sum, in, w, n, MLA_FORMAT_F32);
+}
+
+typedef struct merge_work {
+    const mla_merge_state_params *params;
+    bool is_streaming;
+} merge_work;
+
+static void merge_row(const merge_work *work, int64_t token, int64_t head)
+{
+    const mla_merge_state_params *p = work->params;
     merge_weights w;
     find_weights(p, token, head, &w);
     char *out = row_at(&p->out, token, head);
@@ -91,17 +130,20 @@ static void merge_row(const mla_merge_state_params *p, int64_t token, int64_t he
     } else if (w.n_live == 1) {
         copy_row(out, out_format, row_at(&p->outs[w.index[0]], token, head), in_format, n);
     } else {
-        float sum[CHUNK], values[CHUNK];
+        const char *in[MLA_MERGE_MAX_STATES];
+        float sum[CHUNK];
+        char made[CHUNK * sizeof(float)];
+        for (int32_t i = 0; i < w.n_live; i++)
+            in[i] = row_at(&p->outs[w.index[i]], token, head);
         for (int64_t first = 0; first < n; first += CHUNK) {
             const int64_t count = mlai_min_i64(CHUNK, n - first);
-            for (int32_t i = 0; i < w.n_live; i++) {
-                const float weight = w.weight[i];
-                const char *in = row_at(&p->outs[w.index[i]], token, head);
-                mlai_widen(values, in + first * in_bytes, in_format, count);
-                for (int64_t j = 0; j < count; j++)
-                    sum[j] = i == 0 ? weight * values[j] : sum[j] + weight * values[j];
-            }
-            mlai_narrow(out + first * out_bytes, out_format, sum, count);
+            merge_chunk(sum, in, &w, count, in_format);
+            for (int32_t i = 0; i < w.n_live; i++)
+                in[i] += count * in_bytes;
+            char *to = out + first * out_bytes;
+            mlai_narrow(work->is_streaming ? made : to, out_format, sum, count);
+            if (work->is_streaming)
+                mlai_stream_copy(to, made, count * out_bytes);
         }
     }
     if (mlai_present(&p->lse)) {
@@ -112,27 +154,30 @@ static void merge_row(const mla_merge_state_params *p, int64_t token, int64_t he
 
 static void merge_rows(void *arg, int32_t task, int64_t first, int64_t end)
 {
-    const mla_merge_state_params *p = arg;
-    const int64_t heads = p->out.shape[1];
+    const merge_work *work = arg;
+    const int64_t heads = work->params->out.shape[1];
     (void)task;
     int64_t token = first / heads, head = first % heads;
     for (int64_t row = first; row < end; row++) {
-        merge_row(p, token, head);
+        merge_row(work, token, head);
         if (++head == heads) {
             head = 0;
             token++;
         }
     }
+    mlai_stream_end(work->is_streaming);
 }
 
 mla_status MLAI_IN_FAMILY(mlai_merge_run)(const mla_exec *exec, const mla_problem *problem,
                                           const void *params, mla_diag *diag)
 {
     (void)diag;
-    mla_merge_state_params own = *(const mla_merge_state_params *)params;
+    merge_work work = {.params = params};
+    const int64_t rows = problem->tokens * problem->num_heads;
     const int64_t values = problem->qk_head_dim;
-    const int64_t row_bytes = values * (mlai_lane_bytes(problem->q_format) * own.n_states +
+    const int64_t row_bytes = values * (mlai_lane_bytes(problem->q_format) * work.params->n_states +
                                         mlai_lane_bytes(problem->out_format));
-    mlai_for_rows(exec, problem->tokens * problem->num_heads, row_bytes, merge_rows, &own);
+    work.is_streaming = mlai_should_stream(rows * values * mlai_lane_bytes(problem->out_format));
+    mlai_for_rows(exec, rows, row_bytes, merge_rows, &work);
     return MLA_OK;
 }

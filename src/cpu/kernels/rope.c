@@ -4,9 +4,15 @@
  */
 #include "cpu/kernels/rotate.h"
 
+typedef struct rope_work {
+    const mla_rope_params *params;
+    bool is_streaming;
+} rope_work;
+
 static void rope_rows(void *arg, int32_t task, int64_t first, int64_t end)
 {
-    const mla_rope_params *p = arg;
+    const rope_work *work = arg;
+    const mla_rope_params *p = work->params;
     const int64_t heads = p->x.shape[1], rope_dim = p->x.shape[2];
     const int64_t x_bytes = mlai_lane_bytes(p->x.format);
     const int64_t out_bytes = mlai_lane_bytes(p->out.format);
@@ -19,22 +25,26 @@ static void rope_rows(void *arg, int32_t task, int64_t first, int64_t end)
         mlai_rotate_head((char *)p->out.data + out_at * out_bytes, p->out.format,
                          (const char *)p->x.data + x_at * x_bytes, p->x.format,
                          mlai_angles_at(&p->cos, position), mlai_angles_at(&p->sin, position),
-                         rope_dim, p->is_interleaved != 0);
+                         rope_dim, p->is_interleaved != 0, work->is_streaming);
         if (++head == heads) {
             head = 0;
             token++;
         }
     }
+    mlai_stream_end(work->is_streaming);
 }
 
 mla_status MLAI_IN_FAMILY(mlai_rope_run)(const mla_exec *exec, const mla_problem *problem,
                                          const void *params, mla_diag *diag)
 {
     (void)diag;
-    mla_rope_params own = *(const mla_rope_params *)params;
+    rope_work work = {.params = params};
+    const int64_t rows = problem->tokens * problem->num_heads;
     const int64_t row_bytes =
         (int64_t)problem->qk_rope_head_dim *
         (mlai_lane_bytes(problem->q_format) + mlai_lane_bytes(problem->out_format));
-    mlai_for_rows(exec, problem->tokens * problem->num_heads, row_bytes, rope_rows, &own);
+    work.is_streaming =
+        mlai_should_stream(rows * problem->qk_rope_head_dim * mlai_lane_bytes(problem->out_format));
+    mlai_for_rows(exec, rows, row_bytes, rope_rows, &work);
     return MLA_OK;
 }

@@ -14,20 +14,36 @@ typedef struct rope_write_work {
     int32_t n_tasks;
 } rope_write_work;
 
-/* The row of a later token, if this task will write it. */
+/* What a later token reads and, unless stores pass by the caches, the row that it writes. */
 MLAI_PREFETCHER void prefetch_row(const rope_write_work *work, int32_t task, int64_t token)
 {
-    const mla_tensor *slots = &work->params->slots;
+    const mla_rope_write_kv_params *p = work->params;
+    const mla_tensor *slots = &p->slots, *latent = &p->latent, *q = &p->q_pe;
     if (token >= slots->shape[0])
         return;
     const int64_t slot = mlai_index_at(slots, token);
-    if (slot >= 0 && mlai_owns_slot(slot, token, task, work->n_tasks))
+    if (slot < 0 || !mlai_owns_slot(slot, token, task, work->n_tasks))
+        return;
+    const int64_t bytes = mlai_lane_bytes(latent->format);
+    const int64_t position = mlai_index_at(&p->positions, token);
+    MLAI_PREFETCH_BYTES((const char *)latent->data + token * latent->stride[0] * bytes,
+                        latent->shape[latent->rank - 1] * bytes, 0);
+    MLAI_PREFETCH_BYTES((const char *)mlai_angles_at(&p->cos, position),
+                        p->qk_rope_head_dim / 2 * (int64_t)sizeof(float), 0);
+    MLAI_PREFETCH_BYTES((const char *)mlai_angles_at(&p->sin, position),
+                        p->qk_rope_head_dim / 2 * (int64_t)sizeof(float), 0);
+    if (mlai_present(q) && q->stride[1] == q->shape[2])
+        MLAI_PREFETCH_BYTES((const char *)q->data +
+                                token * q->stride[0] * mlai_lane_bytes(q->format),
+                            q->shape[1] * q->shape[2] * mlai_lane_bytes(q->format), 0);
+    if (!work->cache.is_streaming)
         MLAI_PREFETCH_BYTES(mlai_cache_row_at(&work->cache, slot).latent, work->row_bytes, 1);
 }
 
-static void rotate_queries(const mla_rope_write_kv_params *p, int64_t token, const float *cos,
+static void rotate_queries(const rope_write_work *work, int64_t token, const float *cos,
                            const float *sin)
 {
+    const mla_rope_write_kv_params *p = work->params;
     const mla_tensor *q = &p->q_pe, *out = &p->q_pe_out;
     const int64_t q_bytes = mlai_lane_bytes(q->format), out_bytes = mlai_lane_bytes(out->format);
     for (int64_t head = 0; head < q->shape[1]; head++) {
@@ -35,7 +51,7 @@ static void rotate_queries(const mla_rope_write_kv_params *p, int64_t token, con
         const int64_t out_at = token * out->stride[0] + head * out->stride[1];
         mlai_rotate_head((char *)out->data + out_at * out_bytes, out->format,
                          (const char *)q->data + q_at * q_bytes, q->format, cos, sin, q->shape[2],
-                         p->is_interleaved != 0);
+                         p->is_interleaved != 0, work->cache.is_streaming);
     }
 }
 
@@ -49,7 +65,7 @@ static void write_token(const rope_write_work *work, int64_t token, int64_t slot
     const int32_t format = p->latent.format;
     const int64_t bytes = mlai_lane_bytes(format);
     if (mlai_present(&p->q_pe))
-        rotate_queries(p, token, cos, sin);
+        rotate_queries(work, token, cos, sin);
 
     mlai_cache_row row = {NULL, NULL};
     if (slot >= 0) {
@@ -90,6 +106,7 @@ static void rope_write_task(void *arg, int32_t task)
         if (mlai_owns_slot(slot, token, task, work->n_tasks))
             write_token(work, token, slot);
     }
+    mlai_stream_end(work->cache.is_streaming);
 }
 
 mla_status MLAI_IN_FAMILY(mlai_rope_write_run)(const mla_exec *exec, const mla_problem *problem,
@@ -105,6 +122,8 @@ mla_status MLAI_IN_FAMILY(mlai_rope_write_run)(const mla_exec *exec, const mla_p
                                 mlai_cache_make(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
                                                 p->qk_rope_head_dim, p->k_scale, p->flags)};
     work.row_bytes = p->kv_cache.shape[2] * mlai_lane_bytes(p->kv_cache.format);
+    work.cache.is_streaming =
+        mlai_should_stream(problem->tokens * (work.row_bytes + 2 * query_values));
     work.n_tasks = mlai_slot_tasks(exec, problem->tokens, 4 * width);
     if (work.n_tasks == 1)
         rope_write_task(&work, 0);

@@ -1,9 +1,11 @@
 /*
  * A vector of f32 for kernels that are one source for several instruction sets: 16 lanes of
- * AVX-512, 8 of AVX2 with FMA and F16C, else 4 through the compiler's vector extension (SSE2, NEON,
- * any). Every function does the same thing on each; only v_fma differs in rounding: one rounding
- * where the instruction set has fused multiply-add, two in the portable form (-ffp-contract=off
- * keeps it so).
+ * AVX-512, 8 of AVX2 with FMA and F16C, else 4 through the compiler's vector extension (NEON where
+ * MLAI_NEON is set, SSE2, any). Every function does the same thing on each; only v_fma differs in
+ * rounding: one rounding where the instruction set has fused multiply-add, two in the portable form
+ * (-ffp-contract=off keeps it so).
+ *
+ * V_32_REGISTERS is defined where there are 32 of them, so that tiles can be twice as large.
  *
  * Also here: v_exp2 for x <= 0 (relative error 1.5e-7; exactly 1 at 0, exactly 0 below -125, NaN
  * for NaN) and v_tanh (absolute error 1e-7, relative 3e-7).
@@ -23,6 +25,10 @@
 #define MLAI_UNROLL _Pragma("GCC unroll 32")
 #endif
 #define MLAI_INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__) || defined(MLAI_NEON)
+#define V_32_REGISTERS
+#endif
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -206,8 +212,14 @@ MLAI_INLINE vec v_join_exp2(vec x, vec n, vec p)
 
 #else
 enum { V_LANES = 4 };
+#if defined(MLAI_NEON)
+#include <arm_neon.h>
+typedef float32x4_t vec;
+typedef int32x4_t vec_mask;
+#else
 typedef float vec __attribute__((vector_size(16)));
 typedef int32_t vec_mask __attribute__((vector_size(16)));
+#endif
 
 MLAI_INLINE vec v_load(const float *p)
 {
@@ -225,7 +237,11 @@ MLAI_INLINE vec v_set1(float a)
 }
 MLAI_INLINE vec v_fma(vec a, vec b, vec c)
 {
+#if defined(MLAI_NEON)
+    return vfmaq_f32(c, a, b);
+#else
     return a * b + c;
+#endif
 }
 MLAI_INLINE vec v_mul(vec a, vec b)
 {
@@ -278,10 +294,14 @@ MLAI_INLINE vec v_abs(vec a)
 }
 MLAI_INLINE void v_add_lanes(float *out, vec a, vec b, vec c, vec d)
 {
+#if defined(MLAI_NEON)
+    vst1q_f32(out, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+#else
     out[0] = (a[0] + a[1]) + (a[2] + a[3]);
     out[1] = (b[0] + b[1]) + (b[2] + b[3]);
     out[2] = (c[0] + c[1]) + (c[2] + c[3]);
     out[3] = (d[0] + d[1]) + (d[2] + d[3]);
+#endif
 }
 MLAI_INLINE void v_prefetch(const void *p)
 {

@@ -1,13 +1,16 @@
 /*
  * Rows of any float format to f32 and back with the instruction set of the file that includes this:
- * F16C, AVX2 or AVX-512 where they are, else base/convert.h. Widening is exact; narrowing rounds to
- * nearest even. fp8 goes through f16 (its exponent range covers both formats, subnormals included):
- * e5m2 is the upper byte of an f16; e4m3 shifted into f16's fields is too small by 2^8.
+ * F16C, AVX2, AVX-512 or NEON where they are, else base/convert.h. Widening is exact; narrowing
+ * rounds to nearest even. fp8 goes through f16 (its exponent range covers both formats, subnormals
+ * included): e5m2 is the upper byte of an f16; e4m3 shifted into f16's fields is too small by 2^8.
  */
 #ifndef MLAI_WIDEN_F32_H
 #define MLAI_WIDEN_F32_H
 
 #include "base/convert.h"
+#if defined(MLAI_NEON)
+#include "cpu/kernels/lanes.h"
+#endif
 #if defined(__AVX2__)
 #include <immintrin.h>
 
@@ -67,6 +70,23 @@ static inline void widen_row(float *out, const void *in, int32_t format, int32_t
     default:
         break;
     }
+#elif defined(MLAI_NEON)
+    switch (format) {
+    case MLA_FORMAT_BF16:
+        i = (int32_t)mlai_neon_widen_bf16(out, in, n);
+        break;
+    case MLA_FORMAT_F16:
+        i = (int32_t)mlai_neon_widen_f16(out, in, n);
+        break;
+    case MLA_FORMAT_E4M3:
+        i = (int32_t)mlai_neon_widen_e4m3(out, in, n);
+        break;
+    case MLA_FORMAT_E5M2:
+        i = (int32_t)mlai_neon_widen_e5m2(out, in, n);
+        break;
+    default:
+        break;
+    }
 #endif
     mlai_row_to_f32(out + i, (const char *)in + (int64_t)i * mla_format_bytes(format), format,
                     n - i, 1.0f);
@@ -105,6 +125,9 @@ static inline void narrow_row(void *out, int32_t format, const float *in, int32_
             _mm_storeu_si128((__m128i *)((uint16_t *)out + i),
                              _mm256_cvtps_ph(_mm256_loadu_ps(in + i),
                                              _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(MLAI_NEON)
+        if (format == MLA_FORMAT_F16)
+            i = (int32_t)mlai_neon_narrow_f16(out, in, n);
 #endif
         mlai_row_from_f32((char *)out + (int64_t)i * mla_format_bytes(format), format, in + i,
                           n - i, 1.0f);

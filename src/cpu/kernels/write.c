@@ -12,14 +12,19 @@ typedef struct write_work {
     int32_t n_tasks;
 } write_work;
 
-/* The row of a later token, if this task will write it. */
+/* What a later token reads and, unless stores pass by the caches, the row that it writes. */
 MLAI_PREFETCHER void prefetch_row(const write_work *work, int32_t task, int64_t token)
 {
-    const mla_tensor *slots = &work->params->slots;
+    const mla_tensor *slots = &work->params->slots, *latent = &work->params->latent;
     if (token >= slots->shape[0])
         return;
     const int64_t slot = mlai_index_at(slots, token);
-    if (slot >= 0 && mlai_owns_slot(slot, token, task, work->n_tasks))
+    if (slot < 0 || !mlai_owns_slot(slot, token, task, work->n_tasks))
+        return;
+    const int64_t bytes = mlai_lane_bytes(latent->format);
+    MLAI_PREFETCH_BYTES((const char *)latent->data + token * latent->stride[0] * bytes,
+                        latent->shape[latent->rank - 1] * bytes, 0);
+    if (!work->cache.is_streaming)
         MLAI_PREFETCH_BYTES(mlai_cache_row_at(&work->cache, slot).latent, work->row_bytes, 1);
 }
 
@@ -48,6 +53,7 @@ static void write_task(void *arg, int32_t task)
             mlai_store_rope(&work->cache, row, 0, rope + i * rope_stride, format,
                             work->cache.n_rope);
     }
+    mlai_stream_end(work->cache.is_streaming);
 }
 
 mla_status MLAI_IN_FAMILY(mlai_write_run)(const mla_exec *exec, const mla_problem *problem,
@@ -60,6 +66,7 @@ mla_status MLAI_IN_FAMILY(mlai_write_run)(const mla_exec *exec, const mla_proble
                        .cache = mlai_cache_make(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
                                                 p->qk_rope_head_dim, p->k_scale, p->flags)};
     work.row_bytes = p->kv_cache.shape[2] * mlai_lane_bytes(p->kv_cache.format);
+    work.cache.is_streaming = mlai_should_stream(problem->tokens * work.row_bytes);
     work.n_tasks = mlai_slot_tasks(exec, problem->tokens, 4 * width);
     if (work.n_tasks == 1)
         write_task(&work, 0);

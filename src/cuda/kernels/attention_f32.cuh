@@ -75,6 +75,19 @@ MLAI_DEVICE void f32_values(F32State &state, const float *probabilities, const f
     }
 }
 
+/* Values that are not finite become 0, by the 16 threads of a row; true for one that found some. */
+MLAI_DEVICE bool f32_clear(float *values, int n)
+{
+    bool is_bad = false;
+    for (int i = threadIdx.x % 16; i < n; i += 16) {
+        if (!isfinite(values[i])) {
+            values[i] = 0.0f;
+            is_bad = true;
+        }
+    }
+    return is_bad;
+}
+
 /* The row's whole sum, to all of its threads and to sums[row]. */
 MLAI_DEVICE void f32_close(F32State &state, float *sums)
 {

@@ -31,8 +31,8 @@ MLAI_DEV int32_t chunk_at(int32_t i)
 
 /* One warp: each block is 9 chunks of box_rows-row boxes, a lane a box. Boxes past the live length
  * are left out, so that no dead table entry is read. */
-template <int Rows>
-MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, walk<Rows> w)
+template <int Rows, class Walk>
+MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, Walk w)
 {
     const int32_t lane = threadIdx.x % 32;
     const CUtensorMap *map = (const CUtensorMap *)&p.kv_map;
@@ -50,11 +50,12 @@ MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, walk<Rows>
             page = table[divide(p.by_page_size, token)];
         }
 #pragma unroll 1
-        for (int32_t block = w.block_begin; block < w.block_end; block++, n++, token += KEYS) {
+        for (int32_t block = w.block_begin; block < w.block_end;
+             block += w.step(), n++, token += KEYS * w.step()) {
             const uint32_t stage = n % STAGES, parity = (n / STAGES) & 1;
             /* not looked at before the waits below */
             int32_t page_after = 0;
-            const int32_t after = token + KEYS;
+            const int32_t after = token + KEYS * w.step();
             if (after < past) {
                 page_after = table[divide(p.by_page_size, after)];
             }
@@ -77,6 +78,25 @@ MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, walk<Rows>
                     }
                 }
                 __syncwarp(); /* orders the expected bytes before their arrival */
+                if (boxes == 1) {
+                    /* One lane, unrolled: a lane a box would go one by one through a loop. */
+                    if (mlai_elect_one()) {
+#pragma unroll
+                        for (int32_t i = 0; i < 4; i++) {
+                            const int32_t chunk = 4 * (i / 2) + i % 2 + 2 * half;
+                            mlai_tma_load_3d_hint(to + chunk * CHUNK_BYTES, map,
+                                                  mlai_smem_u32(&s.full[stage][half]), p.kv_policy,
+                                                  chunk * 64, row, here);
+                        }
+                        if (half == 1) {
+                            mlai_tma_load_3d_hint(to + 8 * CHUNK_BYTES, map,
+                                                  mlai_smem_u32(&s.full[stage][2]), p.kv_policy,
+                                                  8 * 64, row, here);
+                        }
+                    }
+                    __syncwarp();
+                    continue;
+                }
 #pragma unroll 1
                 for (int32_t i = lane; i < (4 + half) << boxes_shift; i += 32) {
                     const int32_t chunk = chunk_at((i >> boxes_shift) + 4 * half);
@@ -95,8 +115,8 @@ MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, walk<Rows>
 
 /* Four warps: eight threads a row, four rows a thread, 16 bytes a copy; dead rows become zero. A
  * block is handed over once the next one is under way, or before the ring would make us wait. */
-template <int Rows>
-MLAI_DEV void produce_gather(const params &p, tail &s, uint32_t ring, walk<Rows> w)
+template <int Rows, class Walk>
+MLAI_DEV void produce_gather(const params &p, tail &s, uint32_t ring, Walk w)
 {
     const int32_t tid = threadIdx.x, piece = tid % 8, row0 = tid / 8;
     uint32_t n = 0, handed = 0;
@@ -111,7 +131,7 @@ MLAI_DEV void produce_gather(const params &p, tail &s, uint32_t ring, walk<Rows>
                                ? table[divide(p.by_page_size, token)]
                                : 0;
         }
-        for (int32_t block = w.block_begin; block < w.block_end; block++, n++) {
+        for (int32_t block = w.block_begin; block < w.block_end; block += w.step(), n++) {
             const uint32_t stage = n % STAGES, parity = (n / STAGES) & 1;
             const char *from[4];
             bool live[4];
@@ -123,8 +143,8 @@ MLAI_DEV void produce_gather(const params &p, tail &s, uint32_t ring, walk<Rows>
                 live[i] = token < len;
                 from[i] = (const char *)p.kv +
                           (page * p.kv_page_stride + row * p.kv_row_stride) * 2 + piece * 16;
-                const int32_t after = token + KEYS;
-                next_page[i] = block + 1 < w.block_end && after < len
+                const int32_t after = token + KEYS * w.step();
+                next_page[i] = block + w.step() < w.block_end && after < len
                                    ? table[divide(p.by_page_size, after)]
                                    : 0;
             }

@@ -15,6 +15,11 @@
 
 #include "decode_load_sm90a.cuh"
 
+/* 1 before this file is included: tiles of 64 rows have the keys on wgmma's 64 side as well. */
+#ifndef MLAI_DECODE_KEYS_ON_M
+#define MLAI_DECODE_KEYS_ON_M 0
+#endif
+
 namespace mlai_decode
 {
 
@@ -24,7 +29,7 @@ namespace mlai_decode
  * + 2 (lane % 4) + {0, 1, 0, 1}. A warp's part of a group is a line of 128 floats; partials keep
  * lines in an order in which those of the same rows (a class) are neighbours. */
 template <int Rows> struct fragment {
-    static constexpr bool KEYS_ON_M = Rows < 64;
+    static constexpr bool KEYS_ON_M = Rows < 64 || MLAI_DECODE_KEYS_ON_M;
     static constexpr int GROUPS_OF_4 = KEYS_ON_M ? Rows / 2 : 32;
     static constexpr int CLASSES = KEYS_ON_M ? Rows / 8 : 4;
     static constexpr int CLASS_LINES = KEYS_ON_M ? 32 : 64;
@@ -320,15 +325,23 @@ MLAI_DEV void merge_many(const params &p, const merge_job &job, int32_t from, in
     }
 }
 
+template <int Rows> MLAI_DEV bool is_whole(const walk<Rows> &w)
+{
+    return w.block_begin == 0 && w.block_end == w.blocks;
+}
+
 /* What a piece that does not hold its whole tile leaves to do after the last piece; one thread. */
 template <int Rows>
-MLAI_DEV void note_job(const params &p, tail &s, const plan &cuts, const walk<Rows> &w,
-                       const tile_out &out, uint32_t rank)
+MLAI_DEV void begin_piece(const params &p, tail &s, const walk<Rows> &w, const tile_out &out)
 {
+    if (threadIdx.x % 256 != 0 || is_whole(w)) {
+        return;
+    }
+    const plan cuts = s.found;
     const int32_t first = cuts.stretch_of(w.tile_start + p.item_cost);
     merge_job &job = s.jobs[w.block_begin == 0];
     job.out = out;
-    job.first_cta = first * p.share + (int32_t)rank;
+    job.first_cta = first * p.share + w.rank(p);
     job.cta_step = p.share;
     job.pieces = cuts.stretch_of(w.tile_start + w.cost - 1) - first + 1;
     job.present = job.pieces;
@@ -396,8 +409,9 @@ MLAI_DEV void merge_into_registers(const params &p, tail &s, const merge_job &jo
             if (k >= pieces) {
                 break;
             }
-            const float *from = p.partial + (int64_t)merge_slot(job, k) * (Rows * 512) + lane * 4 +
-                                F::line_of(half, 0, warp) * 128;
+            /* below 2^31: a grid has a few hundred slots */
+            const float *from = p.partial + (merge_slot(job, k) * (Rows * 512) + lane * 4 +
+                                             F::line_of(half, 0, warp) * 128);
 #pragma unroll
             for (int base = c; base < F::GROUPS_OF_4; base += STEP * BATCH) {
                 float4 v[BATCH];
@@ -432,10 +446,11 @@ MLAI_DEV void merge_into_registers(const params &p, tail &s, const merge_job &jo
 
 /* All value threads: normalised O to its place, or to the partials, which are then counted. */
 template <int Format, int Rows, int Tiles, int Regs>
-MLAI_DEV void finish_piece(const params &p, tail &s, const tile_out &out, bool whole, bool first,
+MLAI_DEV void finish_piece(const params &p, tail &s, const walk<Rows> &w, const tile_out &out,
                            float (&o)[Tiles][Regs], float my_lse2)
 {
     typedef fragment<Rows> F;
+    const bool whole = is_whole(w), first = w.block_begin == 0;
     const int32_t thread256 = threadIdx.x % 256, lane = threadIdx.x % 32, warp = thread256 / 32 % 4;
     const int32_t half = thread256 / 128;
     bool merged = false;

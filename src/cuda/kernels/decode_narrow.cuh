@@ -102,7 +102,9 @@ template <class T> struct Narrow {
             if (p.kv_format == DS656) {
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    to[j * ROWS * P_STRIDE] = T::narrow(probability * scales[j * KEYS + lane]);
+                    to[j * ROWS * P_STRIDE] =
+                        T::narrow(probability == 0.0f ? 0.0f /* whatever a hidden key's scale is */
+                                                      : probability * scales[j * KEYS + lane]);
             } else {
                 to[0] = T::narrow(probability);
             }
@@ -184,7 +186,9 @@ template <class T> struct Narrow {
             multiply_keys(p, q, tile, tile_scales, x);
             __syncthreads(); /* orders the parts before their sum */
             softmax(p, item, tail, x, probabilities, tile_scales, key, maximum, sum);
-            __syncthreads(); /* orders probabilities and rescales before their use */
+            if (has_hidden(item, key, KEYS))
+                clear_hidden<T, KEYS>(p, item, key, smem + stage * tile_bytes);
+            __syncthreads(); /* orders probabilities, rescales and the tile before their use */
             multiply_values(p, tile, probabilities, tail, first_pair, n_pairs, o);
         }
 #pragma unroll

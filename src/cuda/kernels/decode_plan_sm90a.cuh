@@ -99,11 +99,11 @@ struct tail {
     merge_job jobs[2];       /* the tile this CTA takes over from another one, the one it leaves */
     float alpha[STAGES][64];
     float inverse_sum[STAGES][64];
-    float lse2[STAGES][64];
+    alignas(16) float lse2[STAGES][64];
     float warp_top[4][32]; /* per warp of scores and row; a block may write both */
     float warp_sum[4][32];
-    float reference[STAGES][64]; /* of the stage's P, tiles of 64 rows */
-    float row_sum[2][2][64];     /* [piece % 2][warpgroup] */
+    float reference[STAGES][64];         /* of the stage's P, tiles of 64 rows */
+    alignas(16) float row_sum[2][2][64]; /* [piece % 2][warpgroup] */
     float own_lse2[64];
     int32_t row_len[2][64];
 };
@@ -225,6 +225,19 @@ template <int Rows> struct walk {
             tile_start += tile * cost;
             clip(p);
         }
+    }
+    static constexpr bool CLUSTER = false;
+    __device__ __forceinline__ int32_t step() const
+    {
+        return 1;
+    }
+    __device__ __forceinline__ int32_t rank(const params &p) const
+    {
+        return (int32_t)(blockIdx.x % (uint32_t)p.share);
+    }
+    __device__ __forceinline__ int32_t first_row(const params &p) const
+    {
+        return (tile * p.share + rank(p)) * Rows;
     }
     __device__ __forceinline__ bool live() const
     {

@@ -80,6 +80,11 @@ struct Plain {
                 s = -INFINITY;
             f32_softmax(state, s, probabilities, tail.rescale);
             __syncthreads(); /* orders probabilities and rescales before their use */
+            if (has_hidden(item, key, KEYS)) {
+                if (key + row >= item.clear_end)
+                    f32_clear(tile + row * p.row_stride, p.n_latent);
+                __syncthreads(); /* orders the tile before its use as values */
+            }
             f32_values(state, probabilities, tail.rescale, tile, p.row_stride, p.n_latent);
         }
         f32_close(state, tail.maxima[0]);

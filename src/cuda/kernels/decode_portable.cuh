@@ -92,6 +92,7 @@ struct Item {
     int64_t first_row; /* of the request's q_len * heads */
     int n_rows;
     int first_key, end_key; /* keys that some row of the block sees */
+    int clear_end;          /* keys that every row of the block sees: those below */
     bool is_only;           /* the block has this one split: no merge */
     int64_t slot;           /* of the partial result */
 };
@@ -149,6 +150,15 @@ MLAI_DEVICE void plan_chunk(const Params &p, Tail &tail, int64_t base, int64_t i
     }
 }
 
+/* Bounds do not fall along a block, so its first row's ends what all rows see; a mask hides keys of
+ * the window, which may lie anywhere where keys have positions. */
+MLAI_DEVICE int clear_end_of(const Params &p, const Item &item)
+{
+    if (p.mask)
+        return p.has_positions ? 0 : max(item.request.sequence - item.request.q_len, 0);
+    return bound_of(p, item.request, (int)(item.first_row / p.heads));
+}
+
 /* The item of number `number` in the planned chunk; false: another launch's, or nothing to see. */
 MLAI_DEVICE bool open_item(const Params &p, const Tail &tail, int64_t base, int64_t number,
                            Item &item)
@@ -176,6 +186,7 @@ MLAI_DEVICE bool open_item(const Params &p, const Tail &tail, int64_t base, int6
         (int)(rows - item.first_row < p.block_rows ? rows - item.first_row : p.block_rows);
     item.first_key = (int)first;
     item.end_key = (int)(end < bound ? end : bound);
+    item.clear_end = clear_end_of(p, item);
     item.is_only = bound <= MLAI_SPLIT_SHORT_KEYS;
     item.slot = number - p.window * p.window_items;
     return true;
@@ -337,6 +348,31 @@ MLAI_DEVICE void load_tile(const Params &p, const Item &item, int first_key, int
     }
     if (is_ds656 && sub < 4)
         scales[sub * KEYS + row] = live ? ((const float *)(latent + 512))[sub] : 0.0f;
+}
+
+/* Whether a tile holds a key that one row of the block sees and another does not. */
+MLAI_DEVICE bool has_hidden(const Item &item, int first_key, int keys)
+{
+    return item.clear_end < item.end_key && first_key + keys > item.clear_end;
+}
+
+/*
+ * Values of such keys that are not finite become 0: a row that does not see the key has a P of 0
+ * there, and 0 times NaN would be NaN. Rows that see it are NaN by its score, which was made of the
+ * same values before. Called between the scores' last read of the tile and the values' first.
+ */
+template <class T, int KEYS>
+MLAI_DEVICE void clear_hidden(const Params &p, const Item &item, int first_key, char *tile)
+{
+    constexpr int lanes = MLAI_DECODE_THREADS / KEYS;
+    const int row = threadIdx.x / lanes;
+    if (first_key + row < item.clear_end)
+        return;
+#pragma unroll 1
+    for (int c = threadIdx.x % lanes; c < p.latent_pad / 8; c += lanes) {
+        uint4 *at = (uint4 *)(tile + chunk_at(row, c, 2 * p.row_stride));
+        *at = finite_chunk<T>(*at);
+    }
 }
 
 /* The block's queries to `tile`, zeros past the last row. */

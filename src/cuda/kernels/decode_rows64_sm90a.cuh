@@ -20,13 +20,10 @@
 namespace mlai_decode
 {
 
-template <int Format>
-MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_smem, uint32_t rank)
+template <int Format, class Walk>
+MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_smem, Walk w)
 {
     constexpr int ROWS = 64;
-    const plan cuts = s.found;
-    walk<ROWS> w;
-    w.start(p, cuts, (int32_t)blockIdx.x / p.share);
     const int32_t tid = threadIdx.x % 128, lane = tid % 32, warp = tid / 32;
     const uint32_t half = (threadIdx.x / 128) % 2;
     const int32_t thread256 = threadIdx.x % 256, row0 = warp * 16 + lane / 4;
@@ -38,29 +35,24 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
     }
     uint32_t n = 0, piece = 0;
     for (; w.live(); w.advance(p)) {
-        const tile_out out = {w.now.first_token, (w.tile * p.share + (int32_t)rank) * ROWS,
-                              w.now.q_len * p.heads};
+        const tile_out out = {w.now.first_token, w.first_row(p), w.now.q_len * p.heads};
         if (!w.has_blocks()) {
             if (w.owns_empty()) {
                 store_empty<Format, ROWS>(p, out);
             }
             continue;
         }
-        const bool whole = w.block_begin == 0 && w.block_end == w.blocks;
-        if (!whole && thread256 == 0) {
-            note_job<ROWS>(p, s, cuts, w, out, rank);
-        }
+        begin_piece<ROWS>(p, s, w, out);
         issue_queries<ROWS, 256>(p, s.row_len[0], q_smem, w.now, out.first_row);
         mlai_cp_async_wait<0>();
         mlai_fence_proxy_async_shared(); /* orders the copies before wgmma's reads */
         mlai_bar_sync(BAR_VALUES, 256);  /* orders all copies and row lengths before their use */
-        walk<ROWS> ahead = w;
+        Walk ahead = w;
         do {
             ahead.advance(p);
         } while (ahead.live() && !ahead.has_blocks());
         if (ahead.live()) {
-            prefetch_queries<ROWS, 256>(p, ahead.now,
-                                        (ahead.tile * p.share + (int32_t)rank) * ROWS);
+            prefetch_queries<ROWS, 256>(p, ahead.now, ahead.first_row(p));
         }
         const int32_t len = visible_keys(p, w.now, w.now.q_len - 1);
         const int32_t shortest = visible_keys(p, w.now, divide(p.by_heads, out.first_row));
@@ -192,7 +184,7 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
                 }
                 mlai_wgmma_commit();
             }
-            block++;
+            block += w.step();
             n++;
         };
         const auto other_block = [&]() {
@@ -229,7 +221,7 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
                 }
                 mlai_wgmma_commit();
             }
-            block++;
+            block += w.step();
             n++;
         };
         if (n % STAGES != half) {
@@ -277,7 +269,7 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
             const float all = sums[0][thread256] + sums[1][thread256];
             my_lse2 = all > 0.0f ? s.lse2[piece % 2][thread256] + mlai_log2(all) : NEG_INF;
         }
-        finish_piece<Format, ROWS>(p, s, out, whole, w.block_begin == 0, o, my_lse2);
+        finish_piece<Format, ROWS>(p, s, w, out, o, my_lse2);
         piece++;
     }
 }

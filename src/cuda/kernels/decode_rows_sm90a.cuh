@@ -28,9 +28,35 @@ MLAI_DEV int32_t column_row(int i)
     return (i / 2) * 8 + (threadIdx.x % 4) * 2 + i % 2;
 }
 
-template <int Format, int Rows>
-MLAI_DEV void scores(const params &p, tail &s, uint32_t ring, uint32_t q_ring, walk<Rows> ahead,
-                     uint32_t rank)
+/* The four warps' sums of each row together; `row_sum` for whoever is the row's speaker. */
+template <int Rows, class Tail, class Speak>
+MLAI_DEV void add_warp_sums(Tail &s, float (&sum)[Rows / 4], Speak speak)
+{
+    const int32_t lane = threadIdx.x % 32, warp = (threadIdx.x / 32) % 4;
+#pragma unroll
+    for (int i = 0; i < Rows / 4; i++) {
+#pragma unroll
+        for (int x = 4; x < 32; x *= 2) {
+            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], x);
+        }
+        if (lane < 4) {
+            s.warp_sum[warp][column_row(i)] = sum[i];
+        }
+    }
+    mlai_bar_sync(BAR_SCORES, 128); /* orders the warps' sums before their readers */
+    if (warp == 0 && lane < 4) {
+#pragma unroll
+        for (int i = 0; i < Rows / 4; i++) {
+            const int32_t row = column_row(i);
+            speak(i, row,
+                  s.warp_sum[0][row] + s.warp_sum[1][row] + s.warp_sum[2][row] +
+                      s.warp_sum[3][row]);
+        }
+    }
+}
+
+template <int Format, int Rows, class Walk>
+MLAI_DEV void scores(const params &p, tail &s, uint32_t ring, uint32_t q_ring, Walk ahead)
 {
     constexpr int MINE = Rows / 4; /* rows a thread has scores of */
     const int32_t lane = threadIdx.x % 32, warp = (threadIdx.x / 32) % 4;
@@ -40,12 +66,11 @@ MLAI_DEV void scores(const params &p, tail &s, uint32_t ring, uint32_t q_ring, w
         ahead.advance(p);
     }
     if (ahead.live()) {
-        issue_queries<Rows, 128>(p, s.row_len[0], q_ring, ahead.now,
-                                 (ahead.tile * p.share + (int32_t)rank) * Rows);
+        issue_queries<Rows, 128>(p, s.row_len[0], q_ring, ahead.now, ahead.first_row(p));
     }
     while (ahead.live()) {
         const int32_t block_begin = ahead.block_begin, block_end = ahead.block_end;
-        const int32_t first_row = (ahead.tile * p.share + (int32_t)rank) * Rows;
+        const int32_t first_row = ahead.first_row(p), step = ahead.step();
         const int32_t shortest = visible_keys(p, ahead.now, divide(p.by_heads, first_row));
         const uint32_t q_smem = q_ring + buffer * Rows * 1152;
         const int32_t *row_len = s.row_len[buffer];
@@ -59,7 +84,7 @@ MLAI_DEV void scores(const params &p, tail &s, uint32_t ring, uint32_t q_ring, w
         if (ahead.live()) {
             buffer ^= 1;
             issue_queries<Rows, 128>(p, s.row_len[buffer], q_ring + buffer * Rows * 1152, ahead.now,
-                                     (ahead.tile * p.share + (int32_t)rank) * Rows);
+                                     ahead.first_row(p));
         }
         float reference[MINE], sum[MINE];
 #pragma unroll
@@ -68,11 +93,12 @@ MLAI_DEV void scores(const params &p, tail &s, uint32_t ring, uint32_t q_ring, w
             sum[i] = 0.0f;
         }
 #pragma unroll 1
-        for (int32_t block = block_begin; block < block_end; block++, n++) {
+        for (int32_t block = block_begin; block < block_end; block += step, n++) {
             const uint32_t stage = n % STAGES, base = ring + stage * STAGE_BYTES;
             float d[Rows / 2];
-            /* A loop, not 36 products in a row: fetching those for the first time costs more. */
-#pragma unroll 1
+            /* Unrolled, since in a loop the compiler waits for the products of a turn before the
+             * next (3000 clocks instead of 1100); at 32 rows registers do not suffice. */
+#pragma unroll(Rows < 32 ? CHUNKS : 1)
             for (int32_t i = 0; i < CHUNKS; i++) {
                 if (i % 4 == 0) {
                     mlai_mbar_wait(mlai_smem_u32(&s.full[stage][i / 4]), (n / STAGES) & 1);
@@ -160,33 +186,22 @@ MLAI_DEV void scores(const params &p, tail &s, uint32_t ring, uint32_t q_ring, w
                     mlai_stmatrix_x2_trans(to, pack<Format>(d[0], d[1]), pack<Format>(d[2], d[3]));
                 }
             }
-            if (block + 1 == block_end) {
-#pragma unroll
-                for (int i = 0; i < MINE; i++) {
-#pragma unroll
-                    for (int x = 4; x < 32; x *= 2) {
-                        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], x);
-                    }
-                    if (lane < 4) {
-                        s.warp_sum[warp][column_row(i)] = sum[i];
-                    }
-                }
-                mlai_bar_sync(BAR_SCORES, 128); /* orders the warps' sums before their readers */
-                if (warp == 0 && lane < 4) {
-#pragma unroll
-                    for (int i = 0; i < MINE; i++) {
-                        const int32_t row = column_row(i);
-                        const float all = s.warp_sum[0][row] + s.warp_sum[1][row] +
-                                          s.warp_sum[2][row] + s.warp_sum[3][row];
-                        s.inverse_sum[stage][row] = all > 0.0f ? mlai_rcp(all) : 0.0f;
-                        s.lse2[stage][row] = all > 0.0f ? reference[i] + mlai_log2(all) : NEG_INF;
-                    }
-                }
+            const bool last = block + step >= block_end;
+            if (!Walk::CLUSTER && last) {
+                add_warp_sums<Rows>(s, sum, [&](int i, int32_t row, float all) {
+                    s.inverse_sum[stage][row] = all > 0.0f ? mlai_rcp(all) : 0.0f;
+                    s.lse2[stage][row] = all > 0.0f ? reference[i] + mlai_log2(all) : NEG_INF;
+                });
             }
             mlai_fence_proxy_async_shared(); /* orders P before wgmma's reads */
             __syncwarp(); /* orders the warp's P and statistics before its arrival */
             if (lane == 0) {
                 mlai_mbar_arrive(mlai_smem_u32(&s.p_full[stage]));
+            }
+            if constexpr (Walk::CLUSTER) {
+                if (last) {
+                    tell_statistics(s, ahead, sum, reference);
+                }
             }
         }
     }
@@ -194,18 +209,14 @@ MLAI_DEV void scores(const params &p, tail &s, uint32_t ring, uint32_t q_ring, w
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-template <int Format, int Rows>
-MLAI_DEV void values(const params &p, tail &s, uint32_t ring, uint32_t rank)
+template <int Format, int Rows, class Walk>
+MLAI_DEV void values(const params &p, tail &s, uint32_t ring, Walk w)
 {
-    const plan cuts = s.found;
-    walk<Rows> w;
-    w.start(p, cuts, (int32_t)blockIdx.x / p.share);
     const uint32_t half = (threadIdx.x / 128) % 2;
     const int32_t thread256 = threadIdx.x % 256;
     uint32_t n = 0;
     for (; w.live(); w.advance(p)) {
-        const tile_out out = {w.now.first_token, (w.tile * p.share + (int32_t)rank) * Rows,
-                              w.now.q_len * p.heads};
+        const tile_out out = {w.now.first_token, w.first_row(p), w.now.q_len * p.heads};
         if (!w.has_blocks()) {
             if (w.owns_empty()) {
                 store_empty<Format, Rows>(p, out);
@@ -213,10 +224,7 @@ MLAI_DEV void values(const params &p, tail &s, uint32_t ring, uint32_t rank)
             continue;
         }
         const int32_t len = visible_keys(p, w.now, w.now.q_len - 1);
-        const bool whole = w.block_begin == 0 && w.block_end == w.blocks;
-        if (!whole && thread256 == 0) {
-            note_job<Rows>(p, s, cuts, w, out, rank);
-        }
+        begin_piece<Rows>(p, s, w, out);
         float o[4][Rows / 2]; /* tile t: columns half * 256 + t * 64 */
 #pragma unroll
         for (int t = 0; t < 4; t++) {
@@ -227,7 +235,7 @@ MLAI_DEV void values(const params &p, tail &s, uint32_t ring, uint32_t rank)
         }
         float scale[Rows / 4];
         float my_lse2 = NEG_INF;
-        for (int32_t block = w.block_begin; block < w.block_end; block++, n++) {
+        for (int32_t block = w.block_begin; block < w.block_end; block += w.step(), n++) {
             const uint32_t stage = n % STAGES, base = ring + stage * STAGE_BYTES;
             mlai_mbar_wait(mlai_smem_u32(&s.p_full[stage]), (n / STAGES) & 1);
             if (s.rescale[stage]) {
@@ -240,7 +248,7 @@ MLAI_DEV void values(const params &p, tail &s, uint32_t ring, uint32_t rank)
                     }
                 }
             }
-            if (block + 1 == w.block_end) {
+            if (!Walk::CLUSTER && block + w.step() >= w.block_end) {
 #pragma unroll
                 for (int i = 0; i < Rows / 4; i++) {
                     scale[i] = s.inverse_sum[stage][column_row(i)];
@@ -280,14 +288,16 @@ MLAI_DEV void values(const params &p, tail &s, uint32_t ring, uint32_t rank)
             }
             release(s, stage, 1); /* so are the others, and P */
         }
+        if constexpr (!Walk::CLUSTER) {
 #pragma unroll
-        for (int i = 0; i < Rows / 2; i++) {
+            for (int i = 0; i < Rows / 2; i++) {
 #pragma unroll
-            for (int t = 0; t < 4; t++) {
-                o[t][i] *= scale[i / 4 * 2 + i % 2];
+                for (int t = 0; t < 4; t++) {
+                    o[t][i] *= scale[i / 4 * 2 + i % 2];
+                }
             }
         }
-        finish_piece<Format, Rows>(p, s, out, whole, w.block_begin == 0, o, my_lse2);
+        finish_piece<Format, Rows>(p, s, w, out, o, my_lse2);
     }
 }
 

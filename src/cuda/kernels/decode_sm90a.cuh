@@ -21,8 +21,7 @@
 #ifndef MLAI_DECODE_SM90A_CUH
 #define MLAI_DECODE_SM90A_CUH
 
-#include "decode_rows64_sm90a.cuh"
-#include "decode_rows_sm90a.cuh"
+#include "decode_cluster_sm90a.cuh"
 
 namespace mlai_decode
 {
@@ -32,7 +31,7 @@ namespace mlai_decode
  * launch, and fetching them then costs more than the merge. */
 template <int Format, int Rows>
 MLAI_DEV void values_and_merges(const params &p, tail &s, uint32_t ring, char *ring_generic,
-                                uint32_t q_smem, uint32_t rank)
+                                uint32_t q_smem)
 {
 #pragma unroll 1
     for (int32_t step = 0; step < 3; step++) {
@@ -41,10 +40,12 @@ MLAI_DEV void values_and_merges(const params &p, tail &s, uint32_t ring, char *r
             job.pieces = p.batch <= 32 ? 8 * fragment<Rows>::LINES : 0;
         } else {
             if (step == 1) {
+                walk<Rows> w;
+                w.start(p, s.found, (int32_t)blockIdx.x / p.share);
                 if constexpr (Rows == 64) {
-                    tiles_of_64<Format>(p, s, ring, q_smem, rank);
+                    tiles_of_64<Format>(p, s, ring, q_smem, w);
                 } else {
-                    values<Format, Rows>(p, s, ring, rank);
+                    values<Format, Rows>(p, s, ring, w);
                 }
                 mlai_bar_sync(BAR_VALUES, 256); /* orders the jobs before their readers */
             }
@@ -76,7 +77,6 @@ template <int Format, int Rows, int Load> MLAI_DEV void decode(const params &p)
     const uint32_t ring = mlai_smem_u32(aligned), q_smem = ring + STAGES * STAGE_BYTES;
     tail &s = *(tail *)(aligned + STAGES * STAGE_BYTES + QUERY_BUFFERS<Rows> * Rows * 1152);
     const int32_t warp = threadIdx.x / 32;
-    const uint32_t rank = blockIdx.x % p.share;
     const int32_t stretch = blockIdx.x / p.share, stretches = gridDim.x / p.share;
 
     if (threadIdx.x == 0) {
@@ -112,11 +112,11 @@ template <int Format, int Rows, int Load> MLAI_DEV void decode(const params &p)
     } else if (Rows < 64 && warp < 8) {
         mlai_setmaxnreg_inc<136>();
         if constexpr (Rows < 64) {
-            scores<Format, Rows>(p, s, ring, q_smem, w, rank);
+            scores<Format, Rows>(p, s, ring, q_smem, w);
         }
     } else {
         mlai_setmaxnreg_inc<(Rows < 64 ? 144 : 224)>();
-        values_and_merges<Format, Rows>(p, s, ring, aligned, q_smem, rank);
+        values_and_merges<Format, Rows>(p, s, ring, aligned, q_smem);
     }
 }
 
@@ -129,6 +129,13 @@ template <int Format, int Rows, int Load> MLAI_DEV void decode(const params &p)
         mlai_decode::decode<format, rows, load>(p);                                                \
     }
 
+#define MLAI_DECODE_CLUSTER_KERNEL(name, format, rows, load)                                       \
+    extern "C" __global__ void __launch_bounds__(MLAI_DECODE_SM90A_THREADS(rows), 1)               \
+        name(const __grid_constant__ mlai_decode_sm90a_params p)                                   \
+    {                                                                                              \
+        mlai_decode::decode_cluster<format, rows, load>(p);                                        \
+    }
+
 #define MLAI_DECODE_KERNELS(stem, format)                                                          \
     MLAI_DECODE_KERNEL(stem##_r8, format, 8, mlai_decode::LOAD_TENSOR)                             \
     MLAI_DECODE_KERNEL(stem##_r16, format, 16, mlai_decode::LOAD_TENSOR)                           \
@@ -137,6 +144,10 @@ template <int Format, int Rows, int Load> MLAI_DEV void decode(const params &p)
     MLAI_DECODE_KERNEL(stem##_r8_gather, format, 8, mlai_decode::LOAD_GATHER)                      \
     MLAI_DECODE_KERNEL(stem##_r16_gather, format, 16, mlai_decode::LOAD_GATHER)                    \
     MLAI_DECODE_KERNEL(stem##_r32_gather, format, 32, mlai_decode::LOAD_GATHER)                    \
-    MLAI_DECODE_KERNEL(stem##_r64_gather, format, 64, mlai_decode::LOAD_GATHER)
+    MLAI_DECODE_KERNEL(stem##_r64_gather, format, 64, mlai_decode::LOAD_GATHER)                    \
+    MLAI_DECODE_CLUSTER_KERNEL(stem##_cluster_r8, format, 8, mlai_decode::LOAD_TENSOR)             \
+    MLAI_DECODE_CLUSTER_KERNEL(stem##_cluster_r16, format, 16, mlai_decode::LOAD_TENSOR)           \
+    MLAI_DECODE_CLUSTER_KERNEL(stem##_cluster_r8_gather, format, 8, mlai_decode::LOAD_GATHER)      \
+    MLAI_DECODE_CLUSTER_KERNEL(stem##_cluster_r16_gather, format, 16, mlai_decode::LOAD_GATHER)
 
 #endif

@@ -4,6 +4,7 @@
  *
  *   decode_{bf16,f16}_sm90a_r{8,16,32,64}   pages of 8, 16, 32 or a multiple of 64 rows
  *   ..._gather                              any page size
+ *   ..._cluster_r{8,16}[_gather]            few row tiles (decode_cluster_sm90a.cuh)
  *
  * q [tokens, heads, 576]; kv [pages, page_size, 576], values = the first 512 of the same rows;
  * out [tokens, heads, 512]; lse [tokens, heads]. Strides in elements, last dim contiguous; bases
@@ -79,12 +80,19 @@ typedef struct mlai_decode_sm90a_params {
     int32_t causal;          /* 0: every query token sees all seqlens keys */
     int32_t explicit_offset; /* 0: token j sees seqlens + 1 - q_len + j; 1: seqlens + offset + j */
     int32_t seqlen_offset;
+    /* Cluster kernels: row tiles of a request, by the longest q_len; clusters a tile when all get
+     * as many; dividers by that number of tiles and by the CTAs of a cluster. */
+    int32_t request_tiles;
+    int32_t even_clusters;
+    mlai_decode_sm90a_divisor by_request_tiles;
+    mlai_decode_sm90a_divisor by_cluster;
     int32_t share; /* how many neighbouring CTAs work on as many row tiles of one request at a time,
                     * so that its keys come from memory once; 1 to grid */
     int32_t item_cost; /* what starting and ending a row tile costs, in blocks of 64 keys; >= 1 */
     int32_t out_f32;   /* 1: out is f32, else in q's format */
     float softmax_scale;
     float logit_cap; /* 0: none */
+    float k_scale;   /* of 8-bit caches, else unused: scores and output are multiplied by it */
 } mlai_decode_sm90a_params;
 
 enum {
@@ -122,6 +130,13 @@ static inline int32_t mlai_decode_sm90a_item_cost(int32_t rows)
 {
     return rows < 64 ? 1 : 2;
 }
+
+/* Cluster kernels, tiles of 8 and 16 rows: two K blocks, Q, the tail, a slice of O from each CTA.
+ */
+#define MLAI_DECODE_SM90A_MAX_CLUSTER 16
+#define MLAI_DECODE_SM90A_CLUSTER_TAIL_BYTES 10240
+#define MLAI_DECODE_SM90A_CLUSTER_SMEM_BYTES(rows)                                                 \
+    (2 * 64 * 576 * 2 + (rows)*576 * 2 + MLAI_DECODE_SM90A_CLUSTER_TAIL_BYTES + (rows)*2048 + 1024)
 
 #define MLAI_DECODE_SM90A_THREADS(rows) ((rows) < 64 ? 512 : 384)
 

@@ -209,9 +209,6 @@ template <class T> struct Wide {
         int page = page_of(p, item, item.first_key + load_row);
         load_queries<T, ROWS>(p, item, smem);
         set_bounds(p, item, tail);
-        /* Bounds do not fall along the block: keys below its first row's need no mask. */
-        const int clear_end =
-            p.mask ? 0 : bound_of(p, item.request, (int)(item.first_row / p.heads));
         const int all_pairs = p.latent_pad / 16, each = (all_pairs + 7) / 8;
         const int first_pair = warp * each, n_pairs = min(each, all_pairs - first_pair);
         float o[4][PAIRS][2][4] = {};
@@ -239,9 +236,13 @@ template <class T> struct Wide {
             const uint32_t tile = shared_address(tiles + stage * tile_bytes);
             float s[4][4];
             multiply_keys(p, at, shared_address(smem), tile, x, s);
-            softmax(p, item, tail, at, s, x, key, key + KEYS > min(clear_end, item.end_key),
+            softmax(p, item, tail, at, s, x, key, key + KEYS > min(item.clear_end, item.end_key),
                     maximum, sum);
             __syncthreads(); /* orders probabilities and rescales before their use */
+            if (has_hidden(item, key, KEYS)) {
+                clear_hidden<T, KEYS>(p, item, key, tiles + stage * tile_bytes);
+                __syncthreads(); /* orders the tile before its use as values */
+            }
             if (all_pairs == 8 * PAIRS)
                 multiply_values<true>(p, tile, shared_address(x), tail, first_pair, n_pairs, o);
             else

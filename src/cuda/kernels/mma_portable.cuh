@@ -24,6 +24,7 @@
 /* bf16 and f16 as the products' type: format, packing of two values, the product. */
 struct Bf16 {
     static constexpr int format = BF16;
+    static constexpr uint32_t exponent = 0x7f80;
     static __device__ __forceinline__ uint32_t pack(float low, float high)
     {
         const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -50,6 +51,7 @@ struct Bf16 {
 
 struct Fp16 {
     static constexpr int format = F16;
+    static constexpr uint32_t exponent = 0x7c00;
     static __device__ __forceinline__ uint32_t pack(float low, float high)
     {
         const __half2 pair = __floats2half2_rn(low, high);
@@ -217,6 +219,21 @@ MLAI_DEVICE void store_pair(char *base, int64_t index, int format, bool pairs, i
         store_value(base, index, format, x0);
     if (n >= 2)
         store_value(base, index + 1, format, x1);
+}
+
+/* Eight values with those that are infinite or NaN replaced by 0. */
+template <class T> MLAI_DEVICE uint4 finite_chunk(uint4 chunk)
+{
+    uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        constexpr uint32_t low = T::exponent, high = T::exponent << 16;
+        if ((words[i] & low) == low)
+            words[i] &= 0xffff0000u;
+        if ((words[i] & high) == high)
+            words[i] &= 0x0000ffffu;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 #endif

@@ -150,6 +150,29 @@ template <class T, int QK, int V, int WARPS, bool KEEP> struct Prefill {
         });
     }
 
+    /*
+     * Values, of keys from first_hidden on, that are not finite become 0: a row that does not see
+     * the key has a P of 0 there, and 0 times NaN would be NaN. Rows that see it get a NaN score
+     * instead, by the key's first value.
+     */
+    static __device__ __forceinline__ void clear_hidden(char *tile, int first_hidden)
+    {
+        constexpr int lanes = THREADS / KEYS, chunks = V / 8;
+        const int row = threadIdx.x / lanes;
+        if (row < first_hidden)
+            return;
+        bool is_bad = false;
+#pragma unroll 1
+        for (int c = threadIdx.x % lanes; c < chunks; c += lanes) {
+            uint4 *at = (uint4 *)(tile + K_BYTES + chunk_at(row, c, 2 * V));
+            const uint4 was = *at, is = finite_chunk<T>(was);
+            is_bad |= was.x != is.x || was.y != is.y || was.z != is.z || was.w != is.w;
+            *at = is;
+        }
+        if (is_bad)
+            *(uint16_t *)(tile + chunk_at(row, 0, 2 * QK)) = 0x7fff; /* NaN in both formats */
+    }
+
     /* What a warp's rows are about: this thread's are g and g + 8. */
     struct State {
         float o[PAIRS][2][4];
@@ -334,7 +357,12 @@ template <class T, int QK, int V, int WARPS, bool KEEP> struct Prefill {
                 copies_wait();
                 __syncthreads(); /* orders this tile before its use */
             }
-            const uint32_t tile = shared_address(tiles + (KEEP ? stage * TILE_BYTES : 0));
+            char *const tile_memory = tiles + (KEEP ? stage * TILE_BYTES : 0);
+            const uint32_t tile = shared_address(tile_memory);
+            if (clear_end < item.end_key && key + KEYS > clear_end) {
+                clear_hidden(tile_memory, clear_end - key);
+                __syncthreads(); /* orders the cleared tile before its use */
+            }
             float s[8][4] = {};
             multiply_keys(kept, shared_address(queries), tile, s);
             softmax(p, s, state, key, key + KEYS > clear_end);
@@ -392,6 +420,7 @@ struct Plain {
                  row < item.n_rows ? row_of(p, item, p.q, row, format_bytes(p.q_format)) : nullptr,
                  p.n_qk, p.q_format);
         const int bound = bound_of(p, item, item.first_row + min(row, item.n_rows - 1));
+        const int clear_end = bound_of(p, item, item.first_row);
         F32State state;
         for (int key = 0; key < item.end_key; key += KEYS) {
             const int load = key + row;
@@ -402,6 +431,11 @@ struct Plain {
             load_row(v + row * v4, v4, live ? key_row(p, item, p.v, load) : nullptr, p.n_v,
                      p.kv_format);
             __syncthreads(); /* orders the tile, at first the queries, before their use */
+            if (clear_end < item.end_key && key + KEYS > clear_end) {
+                if (load >= clear_end && f32_clear(v + row * v4, p.n_v))
+                    k[row * stride] = NAN;
+                __syncthreads(); /* orders the cleared tile before its use */
+            }
             float s = p.scale * f32_dot(q + row * stride, k + threadIdx.x % 16 * stride, qk4);
             if (p.logit_cap > 0.0f)
                 s = p.logit_cap * tanhf(s / p.logit_cap);

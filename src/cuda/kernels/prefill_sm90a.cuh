@@ -32,13 +32,6 @@ MLAI_DEV void mlai_tma_load_5d(uint32_t smem, const CUtensorMap *map, uint32_t b
                  : "memory");
 }
 
-MLAI_DEV uint32_t mlai_cluster_nctarank(void)
-{
-    uint32_t count;
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
-    return count;
-}
-
 MLAI_DEV uint32_t mlai_cluster_id_x(void)
 {
     uint32_t id;

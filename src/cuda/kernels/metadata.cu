@@ -1,0 +1,90 @@
+/* What the backend needs once a forward, made on the device: page tables of a batch, slots of
+ * prefix windows, the e4m3 cast of queries, keys and values, and the count of steps.
+ *
+ * Nothing is shared between threads and there is no barrier. Rows of the request table that do not
+ * exist read as page 0, which is reserved and zero: a device cannot return a status. All offsets
+ * are 64-bit. Launched by src/cuda/memory.c.
+ */
+#include "cuda/kernels/formats.cuh"
+#include "cuda/kernels/metadata.h"
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(MLAI_METADATA_THREADS)
+
+MLAI_DEVICE int64_t index_at(const mlai_cuda_index &index, int64_t i)
+{
+    if (index.is_i64) {
+        return ((const int64_t *)index.data)[i * index.stride];
+    }
+    return ((const int32_t *)index.data)[i * index.stride];
+}
+
+/* The pages of the request at place i, or null. */
+MLAI_DEVICE const int32_t *pages_of(const int32_t *table, int64_t rows, int64_t stride,
+                                    const mlai_cuda_index &index, int64_t i)
+{
+    const int64_t row = index_at(index, i);
+    return row >= 0 && row < rows ? table + row * stride : nullptr;
+}
+
+/* Row blockIdx.y, columns along x. */
+KERNEL mla_gather_pages(const __grid_constant__ mlai_gather_pages_params p)
+{
+    for (int64_t i = blockIdx.y; i < p.rows; i += gridDim.y) {
+        const int32_t *pages = pages_of(p.table, p.table_rows, p.table_stride, p.index, i);
+        for (int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; c < p.columns;
+             c += (int64_t)gridDim.x * blockDim.x) {
+            p.out[i * p.out_stride + c] = pages && c < p.table_columns ? pages[c] : 0;
+        }
+    }
+}
+
+/* A block a request of a window (y), its slots along x. */
+KERNEL mla_fill_windows(const __grid_constant__ mlai_fill_windows_params p)
+{
+    for (int64_t pair = blockIdx.y; pair < p.windows * p.requests; pair += gridDim.y) {
+        const int64_t k = pair / p.requests, i = pair % p.requests;
+        const int32_t *cumulative = p.cumulative + k * (p.requests + 1) + i;
+        const int64_t count = (int64_t)cumulative[1] - cumulative[0];
+        int64_t *slots = p.slots + p.starts[k] + cumulative[0];
+        const int32_t *pages = pages_of(p.table, p.table_rows, p.table_stride, p.index, i);
+        for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < count;
+             j += (int64_t)gridDim.x * blockDim.x) {
+            const int64_t position = k * p.window_tokens + j;
+            const int64_t column = position / p.page_size;
+            const int64_t page = pages && column < p.table_columns ? pages[column] : 0;
+            slots[j] = page * p.page_size + position % p.page_size;
+        }
+    }
+}
+
+/* A warp a row. */
+KERNEL mla_cast_rows(const __grid_constant__ mlai_cast_params p)
+{
+    const int64_t warps = (int64_t)gridDim.x * blockDim.x / 32;
+    for (int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+         row < p.tokens * p.heads; row += warps) {
+        const int64_t token = row / p.heads, head = row % p.heads;
+        const char *in =
+            p.in.data + (token * p.in.stride0 + head * p.in.stride1) * format_bytes(p.in.format);
+        char *out = p.out.data +
+                    (token * p.out.stride0 + head * p.out.stride1) * format_bytes(p.out.format);
+        for (int64_t first = 8 * (threadIdx.x % 32); first < p.width; first += 256) {
+            const int n = (int)min((int64_t)8, p.width - first);
+            float x[8];
+            load8(x, in, first, p.in.format, p.wide, n);
+            store8(out, first, p.out.format, p.wide, n, x);
+        }
+    }
+}
+
+/* The cache rows that this step announces were written by earlier kernels of the stream. The mirror
+ * is stored last, for a host that acts on it. */
+KERNEL mla_count_step(const __grid_constant__ mlai_count_step_params p)
+{
+    if (threadIdx.x == 0) {
+        const uint64_t count = *p.count + 1;
+        *p.count = count;
+        __threadfence_system();
+        *(volatile uint64_t *)p.mirror = count;
+    }
+}
