@@ -165,13 +165,19 @@ static bool format_of(const op_file *file, const mlai_st_tensor *stored, int32_t
         cli_refuse("%s: metadata %s is \"%.40s\", which is no format", file->path, key, text);
         return false;
     }
-    if (*format == MLA_FORMAT_NONE) {
+    bool is_bits = stored->dtype == MLAI_ST_U8 || stored->dtype == MLAI_ST_I8 ||
+                   stored->dtype == MLAI_ST_U16 || stored->dtype == MLAI_ST_I16;
+    if (*format == MLA_FORMAT_NONE && is_bits) {
         cli_refuse("%s: tensor %s has dtype %s; state its format as metadata %s", file->path,
                    stored->name, mlai_st_dtype_name(stored->dtype), key);
         return false;
     }
-    bool is_bits = stored->dtype == MLAI_ST_U8 || stored->dtype == MLAI_ST_I8 ||
-                   stored->dtype == MLAI_ST_U16 || stored->dtype == MLAI_ST_I16;
+    if (*format == MLA_FORMAT_NONE) {
+        cli_refuse("%s: tensor %s has dtype %s, which no operator takes; docs/op-files.md lists "
+                   "those that are",
+                   file->path, stored->name, mlai_st_dtype_name(stored->dtype));
+        return false;
+    }
     if (*format != own &&
         (!is_bits || mla_format_bytes(*format) != mlai_st_dtype_bytes(stored->dtype))) {
         cli_refuse("%s: tensor %s has dtype %s, which cannot hold format %s", file->path,

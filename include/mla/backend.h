@@ -56,7 +56,7 @@ typedef struct mla_config {
     int32_t decode_query;                 /* mla_decode_query */
     int32_t kv_cache_quant_method;        /* mla_quant_method */
     int32_t max_bs;                       /* requests in one forward */
-    int64_t max_tokens;     /* tokens in one forward (extends and decodes); 0 = max_bs * S */
+    int64_t max_tokens;     /* tokens in one forward; 0 = max_bs * S, room for decodes only */
     int64_t chunk_capacity; /* tokens of one prefix window over the batch; 0 = 32768 */
     const char *solution;   /* forced solutions for all of the backend's calls, or NULL; copied */
     mla_device_error *device_error; /* CUDA: validate mode of all of the backend's calls, or NULL */

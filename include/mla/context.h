@@ -29,7 +29,7 @@ typedef struct mla_context mla_context;
     X(MLA_CPU_AVX512, 1, "avx512")           /* AVX512 F, BW, DQ, VL, CD */                        \
     X(MLA_CPU_AVX512_BF16, 2, "avx512_bf16") /* with AVX512 above */                               \
     X(MLA_CPU_AVX512_VBMI, 3, "avx512_vbmi")                                                       \
-    X(MLA_CPU_AMX_BF16, 4, "amx_bf16")                                                             \
+    X(MLA_CPU_AMX_BF16, 4, "amx_bf16")   /* with AVX512_BF16, where the OS lets tiles be used */   \
     X(MLA_CPU_NEON, 5, "neon")           /* aarch64's vectors */                                   \
     X(MLA_CPU_NEON_BF16, 6, "neon_bf16") /* BFDOT, BFMMLA, BFCVT; f16 arithmetic with them */
 

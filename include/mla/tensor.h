@@ -130,11 +130,11 @@ static inline mla_tensor mla_tensor_on(mla_tensor t, int32_t device_type, int32_
 
 /*
  * From DLPack (v1, https://github.com/dmlc/dlpack): `dltensor` points at a DLTensor. Takes float
- * 32, bfloat 16, float 16, float8 e4m3fn (code 10), float8 e5m2 (code 12), int 32, int 64 and uint
- * 8 with one lane, on kDLCPU and kDLCUDA, at most 5 dimensions; NULL strides mean contiguous;
- * byte_offset is added. Errors: MLA_ERROR_FORMAT, MLA_ERROR_SHAPE, MLA_ERROR_DEVICE,
- * MLA_ERROR_ARGUMENT (NULL). Borrowing: the result points into the DLTensor's memory. DLPack has no
- * ds656: such rows come as uint8, the caller then sets format to MLA_FORMAT_DS656.
+ * 32, bfloat 16, float 16, float8 e4m3fn (code 10), float8 e5m2 (code 12), int 32, int 64, uint 8,
+ * one lane, on kDLCPU and kDLCUDA, at most 5 dimensions; NULL strides mean contiguous; byte_offset
+ * is added. Errors: MLA_ERROR_FORMAT, _SHAPE, _STRIDE (negative), _DEVICE, _ARGUMENT (NULL).
+ * Borrowing: the result points into the DLTensor's memory. DLPack has no ds656: such rows come as
+ * uint8, the caller then sets format to MLA_FORMAT_DS656.
  */
 MLA_API mla_status mla_tensor_from_dlpack(const void *dltensor, mla_tensor *out, mla_diag *diag);
 

@@ -69,12 +69,15 @@ mla_status mla_tensor_from_dlpack(const void *dltensor, mla_tensor *out, mla_dia
     t.data = d->data ? (char *)d->data + d->byte_offset : NULL;
     int64_t stride = 1;
     for (int32_t i = d->ndim - 1; i >= 0; i--) {
-        if (d->shape[i] < 0 || (d->strides && d->strides[i] < 0))
-            return mlai_fail(
-                diag, MLA_ERROR_STRIDE,
-                "dltensor has extent %lld and stride %lld in dimension %d; libmla takes none "
-                "below 0",
-                (long long)d->shape[i], d->strides ? (long long)d->strides[i] : 0LL, i);
+        if (d->shape[i] < 0)
+            return mlai_fail(diag, MLA_ERROR_SHAPE,
+                             "dltensor has extent %lld in dimension %d; extents are 0 or more",
+                             (long long)d->shape[i], i);
+        if (d->strides && d->strides[i] < 0)
+            return mlai_fail(diag, MLA_ERROR_STRIDE,
+                             "dltensor has stride %lld in dimension %d; libmla takes none below 0, "
+                             "make it contiguous",
+                             (long long)d->strides[i], i);
         t.shape[i] = d->shape[i];
         t.stride[i] = d->strides ? d->strides[i] : stride;
         if (__builtin_mul_overflow(stride, d->shape[i] > 0 ? d->shape[i] : 1, &stride))

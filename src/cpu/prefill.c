@@ -6,7 +6,8 @@
  * Rows of a block are query tokens times the G heads that share a key head, token-major, so bounds
  * do not fall along a block; a block's units end at its last row's bound and groups of rows inside
  * the kernel end at their own. Items (request, key head, block) are drawn from one counter, the
- * longest first: requests by their key length, blocks from the last to the first.
+ * longest first: requests by their key length, blocks from the last to the first, of all heads
+ * together or, where there are many, of one head after the other.
  *
  * Workspace: order and first item of each request | per task: mlai_block_memory.
  * Cumulative lengths are trusted: src/ops has checked them.
@@ -26,9 +27,12 @@ typedef struct prefill_job {
     int64_t kv_bytes;
     int64_t *order;      /* [n_requests] by falling key length */
     int64_t *first_item; /* [n_requests + 1], in that order */
+    int64_t n_threads;
     char *tasks;
     uint64_t task_bytes;
 } prefill_job;
+
+enum { MANY_ITEMS = 32 }; /* of a request and thread: then the last ones need not be the shortest */
 
 static int64_t cumulative(const mla_tensor *t, int64_t i)
 {
@@ -233,9 +237,11 @@ static void run_items(void *arg, int32_t task, int64_t first, int64_t end)
         }
         int64_t request = job->order[low], n_blocks = blocks_of(job, request);
         int64_t index = item - job->first_item[low];
-        int64_t block = n_blocks - 1 - index / job->key_heads;
+        /* A head's blocks one after the other find its keys in the caches, where items abound. */
+        bool by_head = n_blocks * job->key_heads >= MANY_ITEMS * job->n_threads;
+        int64_t block = n_blocks - 1 - (by_head ? index % n_blocks : index / job->key_heads);
         cursor c = {.request = request,
-                    .key_head = index % job->key_heads,
+                    .key_head = by_head ? index / n_blocks : index % job->key_heads,
                     .first_row = block * job->block_rows};
         int64_t rows = q_len_of(job, request) * job->group;
         c.block = (mlai_block){
@@ -269,6 +275,7 @@ mla_status mlai_drive_prefill(const mlai_attention_kernel *kernel, const mla_exe
         .block_rows = mlai_block_rows(kernel, mlai_max_i64(1, problem->max_q_len) * group),
         .q_bytes = mla_format_bytes(problem->q_format),
         .kv_bytes = mla_format_bytes(problem->kv_format),
+        .n_threads = exec->n_threads,
         .order = exec->workspace,
         .tasks = (char *)exec->workspace + order_bytes(problem),
         .task_bytes = task_bytes_of(kernel, problem, &memory, NULL),

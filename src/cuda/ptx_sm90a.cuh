@@ -35,13 +35,6 @@ MLAI_DEV void mlai_ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem)
                  : "memory");
 }
 
-MLAI_DEV void mlai_stmatrix_x2(uint32_t smem, uint32_t r0, uint32_t r1)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(smem), "r"(r0),
-                 "r"(r1)
-                 : "memory");
-}
-
 MLAI_DEV void mlai_stmatrix_x2_trans(uint32_t smem, uint32_t r0, uint32_t r1)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(smem),

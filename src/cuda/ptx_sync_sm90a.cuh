@@ -30,13 +30,6 @@ MLAI_DEV bool mlai_elect_one(void)
     return elected != 0;
 }
 
-MLAI_DEV uint32_t mlai_sm_id(void)
-{
-    uint32_t id;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
-    return id;
-}
-
 /* ---- mbarriers ------------------------------------------------------------------------------- */
 
 MLAI_DEV void mlai_mbar_init(uint32_t bar, uint32_t arrivals)
@@ -58,18 +51,6 @@ MLAI_DEV void mlai_mbar_arrive(uint32_t bar)
 MLAI_DEV void mlai_mbar_arrive_expect_tx(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-                 : "memory");
-}
-
-MLAI_DEV void mlai_mbar_expect_tx(uint32_t bar, uint32_t bytes)
-{
-    asm volatile("mbarrier.expect_tx.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-
-/* Arrives on a barrier of another CTA of the cluster; `remote_bar` comes from mlai_mapa. */
-MLAI_DEV void mlai_mbar_arrive_cluster(uint32_t remote_bar)
-{
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_bar)
                  : "memory");
 }
 
@@ -147,16 +128,6 @@ MLAI_DEV void mlai_fence_proxy_async_shared(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-MLAI_DEV void mlai_fence_proxy_async_global(void)
-{
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
-MLAI_DEV void mlai_fence_acq_rel_gpu(void)
-{
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-}
-
 MLAI_DEV uint32_t mlai_cluster_ctarank(void)
 {
     uint32_t rank;
@@ -191,16 +162,6 @@ MLAI_DEV uint32_t mlai_mapa(uint32_t smem, uint32_t rank)
 
 /* ---- programmatic dependent launch, register hand-over --------------------------------------- */
 
-MLAI_DEV void mlai_grid_dependency_wait(void)
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-MLAI_DEV void mlai_grid_launch_dependents(void)
-{
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
 template <int Regs> MLAI_DEV void mlai_setmaxnreg_inc(void)
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Regs));
@@ -218,16 +179,6 @@ MLAI_DEV uint32_t mlai_ld_acquire_gpu(const uint32_t *p)
     uint32_t v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
-}
-
-MLAI_DEV uint32_t mlai_atom_add_release_gpu(uint32_t *p, uint32_t v)
-{
-    uint32_t old;
-    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
-                 : "=r"(old)
-                 : "l"(p), "r"(v)
-                 : "memory");
-    return old;
 }
 
 MLAI_DEV uint32_t mlai_atom_add_acq_rel_gpu(uint32_t *p, uint32_t v)
@@ -290,21 +241,6 @@ MLAI_DEV float mlai_ld_cg_f32(const float *p)
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
     return v;
-}
-
-/* L2 eviction policies, as the 64-bit operands that the bulk copies' cache hints take. */
-MLAI_DEV uint64_t mlai_l2_policy_evict_first(void)
-{
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-MLAI_DEV uint64_t mlai_l2_policy_evict_last(void)
-{
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
 }
 
 #endif

@@ -277,6 +277,8 @@ static mla_status check_pages(mlai_args *args, const mla_decode_params *own, int
 {
     const int64_t n_pages = own->kv_cache.shape[0];
     const int64_t n_live = mlai_ceil_div(keys, own->kv_cache.shape[1]);
+    if (n_live == 0)
+        return MLA_OK; /* page_table may be empty, its pointer NULL */
     const int32_t *ids =
         (const int32_t *)own->page_table.data + request * own->page_table.stride[0];
     uint32_t any_bad = 0; /* no early exit, so that the common case runs in vectors */

@@ -134,21 +134,15 @@ mla_status mla_context_describe_device(const mla_context *ctx, int32_t device_ty
     if (info->struct_size != sizeof *info)
         return mlai_fail(diag, MLA_ERROR_VERSION, "info.struct_size is %u; use its INIT macro",
                          info->struct_size);
-    int32_t count = mla_context_device_count(ctx, device_type);
-    if (device_index < 0 || device_index >= count)
-        return mlai_fail(diag, MLA_ERROR_DEVICE,
-                         "there is no device %d of type %d; this context has %d%s%s", device_index,
-                         device_type, count, count ? "" : ": ",
-                         mla_context_device_reason(ctx, device_type));
+    mlai_device device;
+    MLAI_TRY(mlai_context_device(ctx, device_type, device_index, &device, diag));
     mla_device_info own = {
         .struct_size = sizeof own, .device_type = device_type, .device_index = device_index};
     if (device_type == MLA_DEVICE_CPU) {
         own.n_processors = mlai_cpu_count();
         mlai_cpu_name(own.name, sizeof own.name);
     } else {
-        char why[160];
-        ctx->runtime->describe(ctx->runtime->device(ctx->devices, device_index, why, sizeof why),
-                               &own);
+        device.runtime->describe(device.handle, &own);
     }
     *info = own;
     return MLA_OK;

@@ -106,6 +106,14 @@ static void dlpack_refusals(void **state)
     d = good;
     d.device.type = 8;
     assert_int_equal(mla_tensor_from_dlpack(&d, &t, &diag), MLA_ERROR_DEVICE);
+    int64_t strides[2] = {-1, 1};
+    d = good;
+    d.strides = strides;
+    assert_int_equal(mla_tensor_from_dlpack(&d, &t, &diag), MLA_ERROR_STRIDE);
+    assert_non_null(strstr(diag.text, "stride -1 in dimension 0"));
+    shape[1] = -2;
+    assert_int_equal(mla_tensor_from_dlpack(&good, &t, &diag), MLA_ERROR_SHAPE);
+    assert_non_null(strstr(diag.text, "extent -2 in dimension 1"));
     assert_int_equal(mla_tensor_from_dlpack(NULL, &t, &diag), MLA_ERROR_ARGUMENT);
     memset(&t, 0, sizeof t);
     assert_int_equal(mla_tensor_to_dlpack(&t, &d, &diag), MLA_ERROR_SHAPE);

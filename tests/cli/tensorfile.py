@@ -1,6 +1,6 @@
 """safetensors files and number formats with nothing but the standard library.
 
-A tensor is (dtype, shape, values): values are Python numbers for F32, I32 and I64, raw integers
+A tensor is (dtype, shape, values): values are Python numbers for F64, F32, I32 and I64, raw integers
 for the others (U8, U16, BF16, F8_E4M3, ...). Written from the formats' definitions, so that it shares
 no code with what it tests.
 """
@@ -8,8 +8,8 @@ import json
 import math
 import struct
 
-CODES = {"F32": "f", "I32": "i", "I64": "q", "U8": "B", "U16": "H", "BF16": "H", "F16": "H",
-         "F8_E4M3": "B", "F8_E5M2": "B", "BOOL": "B"}
+CODES = {"F64": "d", "F32": "f", "I32": "i", "I64": "q", "U8": "B", "U16": "H", "BF16": "H",
+         "F16": "H", "F8_E4M3": "B", "F8_E5M2": "B", "BOOL": "B"}
 
 
 def size(shape):

@@ -426,6 +426,8 @@ class Decode(CommandTest):
                          ("op", "prefill"), ("return_lse", "2")]:
             self.refuse_op("decode", tensors, dict(metadata, **{key: bad}))
         self.refuse_op("decode", dict(tensors, extra=("F32", [1], [0.0])), metadata, says="extra")
+        self.refuse_op("decode", dict(tensors, q=("F64", *tensors["q"][1:])), metadata,
+                       says="F64, which no operator takes")
         self.refuse_op("decode", dict(tensors, cache_seqlens=("I32", [3], [6, 0, 17])), metadata)
         self.refuse_op("decode", dict(tensors, cache_seqlens=("I32", [3], [6, -1, 9])), metadata)
         self.refuse_op("decode", dict(tensors, page_table=("I64", [3, 4], [2 ** 40] * 12)), metadata)

@@ -123,7 +123,7 @@ def main():
             failures += not ok
             flipped = flips(experts, reference)
             told = "" if flipped is None else f", routing flips {flipped[0]} of {flipped[1]}"
-            print(f"{'ok    ' if ok else 'FAILED'} {case[0]}: {name}: median {median:.2e} (bound {bound:.0e}), "
+            print(f"{'ok    ' if ok else 'FAILED'} {case[0]}: {name}: median {median:.2e} (bound {bound:.1e}), "
                   f"worst {worst:.2e}{told}")
     sys.exit(1 if failures else 0)
 

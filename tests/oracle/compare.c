@@ -11,7 +11,7 @@
 
 compare_bound compare_bound_of(int32_t q_format, int32_t kv_format, int32_t out_format)
 {
-    compare_bound b = {0.0, numeric_epsilon(out_format), 0.0};
+    compare_bound b = {0.0, numeric_epsilon(out_format), 0.0, 0.0};
     (void)kv_format; /* the cache is taken as stored: its own rounding is no error */
     if (q_format == MLA_FORMAT_F16) {
         b.probability = 0x1p-11;
@@ -72,6 +72,13 @@ static void worsen(row_verdict *v, double r, const char *what, int64_t element, 
     }
 }
 
+/* Roundings of a key's elements are independent: a score of some hundred of them moves by 0.03 of
+ * what it adds up times one rounding, seldom by four times that. */
+static double score_error(const oracle_result *want, int64_t row, compare_bound bound)
+{
+    return bound.key * want->condition[row] / 8.0;
+}
+
 static void judge_lse(const oracle_result *want, int64_t row, const mla_tensor *lse,
                       compare_bound bound, row_verdict *v)
 {
@@ -81,7 +88,8 @@ static void judge_lse(const oracle_result *want, int64_t row, const mla_tensor *
         worsen(v, got == expected ? 0.0 : INFINITY, "lse", -1, got, expected);
         return;
     }
-    double slack = bound.lse + 0x1p-24 * (16.0 + 2.0 * fabs(expected) + 4.0 * want->condition[row]);
+    double slack = bound.lse + score_error(want, row, bound) +
+                   0x1p-24 * (16.0 + 2.0 * fabs(expected) + 4.0 * want->condition[row]);
     worsen(v, ratio(fabs(got - expected), slack), "lse", -1, got, expected);
 }
 
@@ -96,7 +104,7 @@ static row_verdict judge_row(const oracle_result *want, int64_t row, const mla_t
     double tiny = 2.0 * numeric_smallest(out->format) + 1e-36;
     /* f32 work: the score's error moves p by as much, relatively; sums add a few roundings. A plain
      * sum of n products strays by 0.6 of 2^-24 times the sum of their magnitudes, whatever n. */
-    double work = 0x1p-24 * (8.0 + 4.0 * want->condition[row]);
+    double work = 0x1p-24 * (8.0 + 4.0 * want->condition[row]) + score_error(want, row, bound);
     double error2 = 0.0, by_output2 = 0.0, by_p2 = 0.0, working2 = 0.0, norm2 = 0.0;
     for (int64_t i = 0; i < want->width; i++) {
         double got = numeric_get(at, out->format, i);

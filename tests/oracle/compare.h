@@ -23,6 +23,7 @@ typedef struct compare_bound {
     double probability; /* relative rounding of one probability */
     double output;      /* relative rounding of one output */
     double lse;         /* absolute, beside the f32 error of the scores */
+    double key;         /* relative rounding of a key on its way into a score; mostly 0 */
 } compare_bound;
 
 compare_bound compare_bound_of(int32_t q_format, int32_t kv_format, int32_t out_format);

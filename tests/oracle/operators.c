@@ -197,6 +197,8 @@ bool operator_run(mla_context *ctx, const operator_table *op, problem_base *p, c
     uint64_t bytes = 0;
     if (status == MLA_OK)
         status = mla_workspace_bytes(ctx, &problem, solution, &bytes, &diag);
+    if (status == MLA_OK)
+        status = mla_solution_choose(ctx, &problem, solution, &p->row, &diag);
     if (status != MLA_OK) {
         snprintf(why, why_bytes, "problem or workspace: %s: %s", mla_status_name(status),
                  diag.text);

@@ -19,6 +19,7 @@
 typedef struct problem_base {
     scene scene;
     uint64_t seed;
+    const char *row; /* that ran it last: some have bounds of their own */
     char text[PROBLEM_TEXT_BYTES];
 } problem_base;
 

@@ -31,7 +31,7 @@
 #endif
 
 #if defined(__AVX512F__)
-enum { MR = 12, NR = 2, NR_PAIR = 4, NR_ONE = 16, DOT_ROWS = 6, DOT_COLUMNS = 4, DOT_ONE = 8 };
+enum { MR = 8, NR = 2, NR_PAIR = 4, NR_ONE = 16, DOT_ROWS = 8, DOT_COLUMNS = 2, DOT_ONE = 8 };
 #elif defined(__AVX2__)
 enum { MR = 4, NR = 2, NR_PAIR = 4, NR_ONE = 8, DOT_ROWS = 2, DOT_COLUMNS = 2, DOT_ONE = 4 };
 #elif defined(MLAI_NEON)
@@ -41,7 +41,7 @@ enum { MR = 6, NR = 4, NR_PAIR = 8, NR_ONE = 16, DOT_ROWS = 2, DOT_COLUMNS = 3, 
 #else
 enum { MR = 4, NR = 2, NR_PAIR = 4, NR_ONE = 8, DOT_ROWS = 2, DOT_COLUMNS = 1, DOT_ONE = 2 };
 #endif
-enum { PANEL = 512, DEPTH = 512, GROUP_ROWS = 96, DOT_LANES = 16, DOT_VECTORS = 16 / V_LANES };
+enum { PANEL = 512, DEPTH = 512, GROUP_ROWS = 64, DOT_LANES = 16, DOT_VECTORS = 16 / V_LANES };
 
 typedef struct product {
     mla_tensor x;    /* [T, H, K] */
@@ -278,7 +278,7 @@ static void narrow_row(char *out, int32_t format, const float *in, int64_t n)
 static void block(float *sums, const char *x, int64_t x_row_bytes, int32_t x_format,
                   const weights *w, int64_t depth, int64_t columns, int64_t rows)
 {
-    float wide[MR * DEPTH];
+    _Alignas(64) float wide[MR * DEPTH];
     const int64_t x_bytes = mlai_lane_bytes(x_format);
     for (int64_t r = 0; r < rows; r++)
         memset(sums + r * PANEL, 0, (size_t)columns * sizeof *sums);
@@ -341,7 +341,7 @@ static void product_item(const product *p, int64_t head, int64_t panel, int64_t 
     weights w = {.k_stride = p->w.stride[1], .c_stride = p->w.stride[2], .format = p->w.format};
     w.is_dot = w.c_stride != 1 && p->w.shape[2] > 1;
     w.data = (const char *)p->w.data + (head * p->w.stride[0] + first * w.c_stride) * w_bytes;
-    float sums[MR * PANEL];
+    _Alignas(64) float sums[MR * PANEL];
     for (int64_t token = group * GROUP_ROWS; token < end; token += MR) {
         const int64_t rows = mlai_min_i64(MR, end - token);
         const char *x =

@@ -447,7 +447,7 @@ static void unit(const mlai_unit *u)
 {
     char *end;
     scratch s = cut_scratch(u->shape, u->scratch, &end);
-    bf16_rows rows = take_rows(u, &s.copies, TILE_DIMS, false);
+    bf16_rows rows = take_rows(u, &s.copies, TILE_DIMS);
     int32_t padded_rows = (int32_t)tiles_up(u->n_rows);
     key_tiles tiles;
     /* The zero row of values beyond the live keys. */

@@ -22,8 +22,8 @@
  *
  * Memory: the rows of the unit that comes next are asked for into the second-level cache, a few
  * lines at every step of the scores and of the values, so that the memory works all the time.
- * Rows of explicit keys and values, which lie a power of two apart, are first copied and
- * interleaved as a whole: they would share a few sets of the caches.
+ * Not so rows of explicit keys and values: these may lie a power of two apart and would drive each
+ * other out of the few sets that they share. Their values are interleaved first, row by row.
  *
  * ds656: the scores of each 128 dims are summed apart and then multiplied by the key's scale of
  * that tile; for the values the scale goes into P (one packed P a tile), so that only P is rounded.
@@ -263,15 +263,21 @@ MLAI_INLINE void score_pairs(const int32_t n_vecs, const int32_t n_keys, tile_of
                              const void *const *keys, int64_t byte, int64_t n_pairs,
                              const uint32_t *q, feed *ahead)
 {
-    /* A cache line of each key at a time. */
+    const char *k[S_KEYS];
+    MLAI_UNROLL
+    for (int32_t j = 0; j < n_keys; j++)
+        k[j] = (const char *)keys[j] + byte;
+    /* A cache line of each key at a time; without a feed also the line of the tile that is next. */
     for (int64_t line = 0; line < n_pairs; line += LINE_PAIRS) {
-        feed_step(ahead);
-        int64_t n = n_pairs - line < LINE_PAIRS ? n_pairs - line : LINE_PAIRS;
-        const char *k[S_KEYS];
-        MLAI_UNROLL
-        for (int32_t j = 0; j < n_keys; j++)
-            k[j] = (const char *)keys[j] + byte + 4 * line;
-        for (int64_t i = 0; i < n; i++) {
+        if (ahead) {
+            feed_step(ahead);
+        } else {
+            MLAI_UNROLL
+            for (int32_t j = 0; j < n_keys; j++)
+                _mm_prefetch((const char *)keys[n_keys + j] + byte + 4 * line, _MM_HINT_T0);
+        }
+        int64_t end = line + LINE_PAIRS < n_pairs ? line + LINE_PAIRS : n_pairs;
+        for (int64_t i = line; i < end; i++) {
             __m512i row[G_VECS];
             MLAI_UNROLL
             for (int32_t v = 0; v < n_vecs; v++)
@@ -354,6 +360,61 @@ MLAI_INLINE void score_keys(const int32_t n_vecs, const int32_t tile, const mlai
         score_tile(n_vecs, 2, u, s, rows, q, key, ahead);
 }
 
+/* The same for one vector of rows; its tile is short, so the next line of each key is asked for. */
+MLAI_INLINE void score_vector_pairs(const int32_t n_keys, vec acc[S_KEYS], const void *const *keys,
+                                    int64_t byte, int64_t n_pairs, const uint32_t *q, feed *ahead)
+{
+    const char *k[S_KEYS];
+    MLAI_UNROLL
+    for (int32_t j = 0; j < n_keys; j++)
+        k[j] = (const char *)keys[j] + byte;
+    /* A cache line of each key at a time, and the line after it. */
+    for (int64_t line = 0; line < n_pairs; line += LINE_PAIRS) {
+        MLAI_UNROLL
+        for (int32_t j = 0; j < n_keys; j++)
+            _mm_prefetch(k[j] + 4 * (line + LINE_PAIRS), _MM_HINT_T0);
+        feed_step(ahead);
+        int64_t end = line + LINE_PAIRS < n_pairs ? line + LINE_PAIRS : n_pairs;
+        for (int64_t i = line; i < end; i++) {
+            __m512i row = _mm512_loadu_si512(q + i * V_LANES);
+            MLAI_UNROLL
+            for (int32_t j = 0; j < n_keys; j++)
+                acc[j] = dot(acc[j], row, pair_at(k[j] + 4 * i));
+        }
+    }
+}
+
+/* One vector of rows against n_keys keys from `key` on; not ds656. */
+MLAI_INLINE void score_vector_tile(const int32_t n_keys, const mlai_unit *u, const scratch *s,
+                                   const bf16_rows *rows, const uint32_t *q, int32_t key,
+                                   feed *ahead)
+{
+    vec acc[S_KEYS];
+    MLAI_UNROLL
+    for (int32_t j = 0; j < n_keys; j++)
+        acc[j] = v_set1(0.0f);
+    for (int32_t piece = 0; piece < u->shape->n_pieces; piece++) {
+        int64_t n = (u->shape->piece_dims[piece] + 1) / 2;
+        score_vector_pairs(n_keys, acc, rows->keys[piece] + key, 0, n, q, ahead);
+        q += n * V_LANES;
+    }
+    MLAI_UNROLL
+    for (int32_t j = 0; j < n_keys; j++)
+        v_store(s->scores + (key + j) * V_LANES, acc[j]);
+}
+
+/* A function of its own, for the sake of its registers. */
+static __attribute__((noinline)) void score_vector(const mlai_unit *u, const scratch *s,
+                                                   const bf16_rows *rows, const uint32_t *q,
+                                                   int32_t n_keys, feed *ahead)
+{
+    int32_t key = 0;
+    for (; key + S_KEYS <= n_keys; key += S_KEYS)
+        score_vector_tile(S_KEYS, u, s, rows, q, key, ahead);
+    for (; key < n_keys; key += 2)
+        score_vector_tile(2, u, s, rows, q, key, ahead);
+}
+
 static void score_group(const mlai_unit *u, const scratch *s, const bf16_rows *rows,
                         const uint32_t *q, int32_t n_vecs, int32_t n_keys, feed *ahead)
 {
@@ -369,7 +430,10 @@ static void score_group(const mlai_unit *u, const scratch *s, const bf16_rows *r
         score_keys(2, 8, u, s, rows, q, n_keys, ahead);
         break;
     default:
-        score_keys(1, 8, u, s, rows, q, n_keys, ahead);
+        if (s->tiles == 1 && ahead)
+            score_vector(u, s, rows, q, n_keys, ahead);
+        else
+            score_keys(1, 8, u, s, rows, q, n_keys, ahead);
     }
 }
 
@@ -836,8 +900,7 @@ static void unit(const mlai_unit *u)
     char *end;
     scratch s = cut_scratch(u->shape, u->scratch, &end);
     bool is_direct = u->n_rows <= DIRECT_ROWS, is_shared = u->values == u->keys[0];
-    bf16_rows rows =
-        take_rows(u, &s.copies, u->shape->is_narrow ? CHUNK : 2, !is_direct && !is_shared);
+    bf16_rows rows = take_rows(u, &s.copies, u->shape->is_narrow ? CHUNK : 2);
     feed ahead = start_feed(u, 0, is_direct ? 2 : 1, score_steps(u));
     if (is_direct) {
         scores_to_p(u, &s, &rows, 0, u->n_rows, &ahead);
@@ -848,7 +911,7 @@ static void unit(const mlai_unit *u)
         interleave_values(u, &s, rows.values);
     for (int32_t first = 0; first < u->n_rows; first += s.p_rows) {
         int32_t last = u->n_rows - first < s.p_rows ? u->n_rows : first + s.p_rows;
-        scores_to_p(u, &s, &rows, first, last, &ahead);
+        scores_to_p(u, &s, &rows, first, last, is_shared ? &ahead : NULL);
         values_from_panels(u, &s, is_shared ? rows.values : NULL, first, last);
     }
 }

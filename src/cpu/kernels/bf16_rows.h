@@ -165,10 +165,8 @@ static const void *const *copy_rows(const mlai_unit *u, const bf16_copies *s, in
     return s->pointers[slot];
 }
 
-/* A unit's rows as bf16; widths must be multiples of dims_multiple (scores) and CHUNK (values).
- * Keys are copied in any case when copies_keys is set. */
-static bf16_rows take_rows(const mlai_unit *u, const bf16_copies *s, int32_t dims_multiple,
-                           bool copies_keys)
+/* A unit's rows as bf16; widths must be multiples of dims_multiple (scores) and CHUNK (values). */
+static bf16_rows take_rows(const mlai_unit *u, const bf16_copies *s, int32_t dims_multiple)
 {
     const mlai_attention_shape *shape = u->shape;
     bool is_ds656 = shape->kv_format == MLA_FORMAT_DS656;
@@ -183,7 +181,7 @@ static bf16_rows take_rows(const mlai_unit *u, const bf16_copies *s, int32_t dim
         table = &fp8;
     }
     for (int32_t i = 0; i < shape->n_pieces; i++) {
-        bool fits = is_bf16 && !copies_keys && shape->piece_dims[i] % dims_multiple == 0;
+        bool fits = is_bf16 && shape->piece_dims[i] % dims_multiple == 0;
         if ((fits && !(one_row && i == 0 && !values_fit)) || (is_ds656 && i == 1))
             rows.keys[i] = u->keys[i];
         else

@@ -105,7 +105,7 @@ static inline void mlai_put_values(const mlai_cache *cache, char *out, int32_t f
         mlai_narrow(out, format, values, n);
         return;
     }
-    char row[MLAI_CHUNK * sizeof(float)];
+    _Alignas(64) char row[MLAI_CHUNK * sizeof(float)];
     mlai_narrow(row, format, values, n);
     mlai_stream_copy(out, row, n * mlai_lane_bytes(format));
 }
@@ -119,7 +119,7 @@ static inline void mlai_store_part(const mlai_cache *cache, char *out, int32_t o
         mlai_put_bytes(cache, out, in, n * out_bytes);
         return;
     }
-    float values[MLAI_CHUNK];
+    _Alignas(64) float values[MLAI_CHUNK];
     const float scale = cache->k_scale;
     for (int64_t first = 0; first < n; first += MLAI_CHUNK) {
         const int64_t count = mlai_min_i64(MLAI_CHUNK, n - first);
@@ -159,7 +159,8 @@ static inline float mlai_tile_largest(const float *x)
 static inline void mlai_store_ds656_latent(const mlai_cache *cache, char *row, const char *in,
                                            int32_t in_format)
 {
-    float values[MLAI_DS656_LATENT], scales[MLAI_DS656_LATENT / MLAI_DS656_TILE];
+    _Alignas(64) float values[MLAI_DS656_LATENT];
+    float scales[MLAI_DS656_LATENT / MLAI_DS656_TILE];
     mlai_widen(values, in, in_format, cache->n_latent);
     if (cache->sanitize)
         mlai_sanitize(values, cache->n_latent, MLA_FORMAT_DS656);
@@ -201,7 +202,7 @@ static inline void mlai_load_part(const mlai_cache *cache, char *out, int32_t ou
         mlai_put_bytes(cache, out, in, n * out_bytes);
         return;
     }
-    float values[MLAI_CHUNK];
+    _Alignas(64) float values[MLAI_CHUNK];
     for (int64_t first = 0; first < n; first += MLAI_CHUNK) {
         const int64_t count = mlai_min_i64(MLAI_CHUNK, n - first);
         mlai_widen(values, in + first * in_bytes, in_format, count);
@@ -219,7 +220,8 @@ static inline void mlai_load_latent(const mlai_cache *cache, mlai_cache_row row,
         mlai_load_part(cache, out, out_format, row.latent, cache->format, cache->n_latent);
         return;
     }
-    float values[MLAI_DS656_LATENT], scales[MLAI_DS656_LATENT / MLAI_DS656_TILE];
+    _Alignas(64) float values[MLAI_DS656_LATENT];
+    float scales[MLAI_DS656_LATENT / MLAI_DS656_TILE];
     memcpy(scales, row.latent + MLAI_DS656_SCALES_AT, sizeof scales);
     mlai_widen(values, row.latent, MLA_FORMAT_E4M3, cache->n_latent);
     for (int32_t tile = 0; tile < MLAI_DS656_LATENT / MLAI_DS656_TILE; tile++)

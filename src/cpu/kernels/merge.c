@@ -131,8 +131,8 @@ static void merge_row(const merge_work *work, int64_t token, int64_t head)
         copy_row(out, out_format, row_at(&p->outs[w.index[0]], token, head), in_format, n);
     } else {
         const char *in[MLA_MERGE_MAX_STATES];
-        float sum[CHUNK];
-        char made[CHUNK * sizeof(float)];
+        _Alignas(64) float sum[CHUNK];
+        _Alignas(64) char made[CHUNK * sizeof(float)];
         for (int32_t i = 0; i < w.n_live; i++)
             in[i] = row_at(&p->outs[w.index[i]], token, head);
         for (int64_t first = 0; first < n; first += CHUNK) {

@@ -30,8 +30,8 @@ static void convert(char *out, int32_t out_format, const char *in, int32_t in_fo
         put_bytes(out, in, n * out_bytes, is_streaming);
         return;
     }
-    float values[CHUNK];
-    char row[CHUNK * sizeof(float)];
+    _Alignas(64) float values[CHUNK];
+    _Alignas(64) char row[CHUNK * sizeof(float)];
     for (int64_t first = 0; first < n; first += CHUNK) {
         const int64_t count = mlai_min_i64(CHUNK, n - first);
         mlai_widen(values, in + first * in_bytes, in_format, count);

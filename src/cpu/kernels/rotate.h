@@ -20,7 +20,7 @@ enum { MLAI_PAIRS = 128 };
 
 /* A rotated chunk: `n_parts` runs of `part_values` values each, run k for x[part_first[k]...]. */
 typedef struct mlai_rotated {
-    float values[2 * MLAI_PAIRS];
+    _Alignas(64) float values[2 * MLAI_PAIRS];
     int32_t n_parts;
     int64_t part_values;
     int64_t part_first[2];
@@ -119,7 +119,7 @@ static inline void mlai_rotate_head(char *out, int32_t out_format, const char *x
                                     bool is_interleaved, bool is_streaming)
 {
     const int64_t out_bytes = mlai_lane_bytes(out_format);
-    char row[2 * MLAI_PAIRS * sizeof(float)];
+    _Alignas(64) char row[2 * MLAI_PAIRS * sizeof(float)];
     mlai_rotated y;
     for (int64_t pair = 0; pair < rope_dim / 2; pair += MLAI_PAIRS) {
         mlai_rotate_chunk(&y, x, format, cos, sin, rope_dim, pair, is_interleaved);

@@ -192,7 +192,10 @@ MLAI_DEV void scale_rows(const logit_scale &s, const float (&factor)[Factors], f
     }
 }
 
-template <class Shape, class Walk>
+/* The reference of a row that has seen no score: finite, so that none minus it is a number. */
+constexpr float NO_SCORE = -1.5e38f;
+
+template <class Shape, int Load, class Walk>
 MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t q_smem, Walk w)
 {
     constexpr int ROWS = Shape::ROWS, MINE = ROWS / 4;
@@ -214,7 +217,7 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
         float reference[MINE], sum[MINE], factor[FACTORS];
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
-            reference[i] = NEG_INF;
+            reference[i] = NO_SCORE;
             sum[i] = 0.0f;
         }
 #pragma unroll
@@ -228,8 +231,10 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
             const uint32_t base = ring + stage * Shape::STAGE_BYTES;
             float d[ROWS / 2], scales[2][4], top_scale = 0.0f;
             mlai_mbar_wait(mlai_smem_u32(&s.block_full[stage]), parity);
-            if constexpr (Shape::QUERY == QUERY_E4M3) {
+            if constexpr (Load == LOAD_GATHER) {
                 mlai_fence_proxy_async_shared(); /* orders copies by threads before wgmma's reads */
+            }
+            if constexpr (Shape::QUERY == QUERY_E4M3) {
                 multiply_native<Shape>(d, base, q_smem);
             } else if constexpr (Shape::SCALED) {
 #pragma unroll
@@ -245,7 +250,6 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
                         top_scale = fmaxf(top_scale, scales[i][g]);
                     }
                 }
-                mlai_fence_proxy_async_shared(); /* orders copies by threads before wgmma's reads */
                 multiply_scaled<Shape>(d, base, q_smem, scales);
             } else {
                 multiply_keys<Shape>(d, base, q_smem);
@@ -263,7 +267,7 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
 #pragma unroll
             for (int i = 0; i < MINE; i++) {
                 top[i] = fmaxf(d[4 * (i / 2) + i % 2], d[4 * (i / 2) + 2 + i % 2]);
-                raise = raise || must_raise(top[i], reference[i]);
+                raise = raise || top[i] > reference[i] + LAZY_MAX;
             }
             /* The warps raise a row's maximum together. Also orders every warp's S before P goes
              * over the block's rope columns. */
@@ -307,7 +311,7 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
                     const int32_t row = column_row(i);
                     const float all = fmaxf(fmaxf(s.warp_top[0][row], s.warp_top[1][row]),
                                             fmaxf(s.warp_top[2][row], s.warp_top[3][row]));
-                    const float to = must_raise(all, reference[i]) ? all : reference[i];
+                    const float to = all > reference[i] + LAZY_MAX ? all : reference[i];
                     const float alpha = to == reference[i] ? 1.0f : mlai_exp2(reference[i] - to);
                     reference[i] = to;
                     sum[i] *= alpha;
@@ -322,7 +326,7 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
 #pragma unroll
             for (int i = 0; i < ROWS / 2; i++) {
                 const int mine = i / 4 * 2 + i % 2;
-                d[i] = mlai_exp2(d[i] - finite_or_0(reference[mine]));
+                d[i] = mlai_exp2(d[i] - reference[mine]);
                 sum[mine] += d[i];
             }
             if constexpr (Shape::SCALED) {
@@ -525,7 +529,7 @@ template <class Shape, int Load> MLAI_DEV void decode_wide(const params &p)
         } else {
             mlai_setmaxnreg_dec<112>();
         }
-        wide_scores<Shape>(p, s, ring, q_smem, w);
+        wide_scores<Shape, Load>(p, s, ring, q_smem, w);
     } else {
         mlai_setmaxnreg_inc<(ROWS < 32 ? 144 : ROWS < 64 ? 160 : 184)>();
         wide_values_and_merges<Shape>(p, s, ring, aligned);

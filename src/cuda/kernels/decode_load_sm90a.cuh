@@ -29,8 +29,8 @@ MLAI_DEV int32_t chunk_at(int32_t i)
     return i == 8 ? 8 : (int32_t)(0x76325410u >> (4 * i)) & 15;
 }
 
-/* One warp: each block is 9 chunks of box_rows-row boxes, a lane a box. Boxes past the live length
- * are left out, so that no dead table entry is read. */
+/* One warp: each block is 9 chunks of box_rows-row boxes; lane i looks up the page of box i. Boxes
+ * past the live length are left out, so that no dead table entry is read. */
 template <int Rows, class Walk>
 MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, Walk w)
 {
@@ -65,7 +65,6 @@ MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, Walk w)
             const int32_t live_boxes =
                 live_keys >= KEYS ? boxes : (live_keys + p.box_rows - 1) >> box_shift;
             const uint32_t chunk_bytes = (uint32_t)(live_boxes << box_shift) * 128;
-            const uint32_t to = ring + stage * STAGE_BYTES + (uint32_t)(box << box_shift) * 128;
 #pragma unroll 1
             for (int half = 0; half < 2; half++) {
                 const uint32_t empty = mlai_smem_u32(&s.empty[stage][half]);
@@ -78,34 +77,29 @@ MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, Walk w)
                     }
                 }
                 __syncwarp(); /* orders the expected bytes before their arrival */
-                if (boxes == 1) {
-                    /* One lane, unrolled: a lane a box would go one by one through a loop. */
+                /* One lane issues all, unrolled: copies of several lanes go one by one through a
+                 * loop of 180 clocks. */
+#pragma unroll 1
+                for (int32_t i = 0; i < live_boxes; i++) {
+                    const int32_t from_row = __shfl_sync(0xffffffffu, row, i),
+                                  from_page = __shfl_sync(0xffffffffu, here, i);
+                    const uint32_t to =
+                        ring + stage * STAGE_BYTES + (uint32_t)(i << box_shift) * 128;
                     if (mlai_elect_one()) {
 #pragma unroll
-                        for (int32_t i = 0; i < 4; i++) {
-                            const int32_t chunk = 4 * (i / 2) + i % 2 + 2 * half;
+                        for (int32_t c = 0; c < 4; c++) {
+                            const int32_t chunk = 4 * (c / 2) + c % 2 + 2 * half;
                             mlai_tma_load_3d_hint(to + chunk * CHUNK_BYTES, map,
                                                   mlai_smem_u32(&s.full[stage][half]), p.kv_policy,
-                                                  chunk * 64, row, here);
+                                                  chunk * 64, from_row, from_page);
                         }
                         if (half == 1) {
                             mlai_tma_load_3d_hint(to + 8 * CHUNK_BYTES, map,
                                                   mlai_smem_u32(&s.full[stage][2]), p.kv_policy,
-                                                  8 * 64, row, here);
+                                                  8 * 64, from_row, from_page);
                         }
                     }
                     __syncwarp();
-                    continue;
-                }
-#pragma unroll 1
-                for (int32_t i = lane; i < (4 + half) << boxes_shift; i += 32) {
-                    const int32_t chunk = chunk_at((i >> boxes_shift) + 4 * half);
-                    const uint32_t bar = mlai_smem_u32(&s.full[stage][chunk == 8 ? 2 : half]);
-                    if (box >= live_boxes) {
-                        continue;
-                    }
-                    mlai_tma_load_3d_hint(to + chunk * CHUNK_BYTES, map, bar, p.kv_policy,
-                                          chunk * 64, row, here);
                 }
             }
             page = page_after;
