@@ -2,6 +2,7 @@
  * GPU bench rows for people and programs (cuda_report.h).
  */
 #include "cuda_report.h"
+#include "report.h"
 #include <build_info.h>
 #include <math.h>
 #include <string.h>
@@ -101,27 +102,6 @@ void cuda_print_groups(FILE *out, const cuda_row *rows, int32_t n)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void add_problem(cJSON *o, const cuda_row *r)
-{
-    const workload *w = &r->w;
-    cJSON_AddNumberToObject(o, "heads", (double)w->heads);
-    cJSON_AddNumberToObject(o, "kv_heads", w->op == MLA_OP_PREFILL ? (double)w->kv_heads : 1.0);
-    cJSON_AddNumberToObject(o, "batch", (double)w->batch);
-    cJSON_AddNumberToObject(o, "q_len", (double)w->q_len);
-    cJSON_AddNumberToObject(o, "kv_len", (double)w->kv_len);
-    if (r->lens == NULL) {
-        cJSON_AddNullToObject(o, "lengths");
-    } else {
-        cJSON *list = cJSON_AddArrayToObject(o, "lengths");
-        for (int64_t i = 0; i < w->batch; i++)
-            cJSON_AddItemToArray(list, cJSON_CreateNumber((double)r->lens[i]));
-    }
-    cJSON_AddNumberToObject(o, "page_size", (double)w->page_size);
-    cJSON_AddStringToObject(o, "dtype", mla_format_name(w->dtype));
-    cJSON_AddStringToObject(o, "kv_dtype", mla_format_name(w->kv_dtype));
-    cJSON_AddBoolToObject(o, "causal", w->is_causal);
-}
-
 static void add_times(cJSON *o, const cuda_row *r)
 {
     cJSON_AddNumberToObject(o, "replays", CUDA_REPLAYS);
@@ -161,7 +141,7 @@ int cuda_print_json(const cuda_row *r, const cuda_bench *bench, const char *driv
     cJSON_AddStringToObject(o, "driver", driver);
     cJSON_AddNumberToObject(o, "clock_max_mhz", bench->ceilings.clock_max_mhz);
     cJSON_AddNumberToObject(o, "memory_clock_mhz", bench->ceilings.memory_clock_mhz);
-    add_problem(o, r);
+    bench_add_problem(o, &r->w, r->lens);
     cJSON_AddBoolToObject(o, "second", r->is_second);
     cJSON_AddBoolToObject(o, "verified", r->verdict.is_good && !r->is_wrong);
     cJSON_AddNumberToObject(o, "samples", (double)r->verdict.n_samples);

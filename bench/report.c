@@ -35,25 +35,29 @@ void bench_print_row(const bench_row *r)
                r->peers[i].us_median, "", r->peers[i].ratio);
 }
 
-static void add_problem(cJSON *o, const bench_row *r)
+void bench_add_problem(cJSON *o, const workload *w, const int64_t *lens)
 {
-    const workload *w = &r->w;
     cJSON_AddNumberToObject(o, "heads", (double)w->heads);
     cJSON_AddNumberToObject(o, "kv_heads", w->op == MLA_OP_PREFILL ? (double)w->kv_heads : 1.0);
     cJSON_AddNumberToObject(o, "batch", (double)w->batch);
     cJSON_AddNumberToObject(o, "q_len", (double)w->q_len);
     cJSON_AddNumberToObject(o, "kv_len", (double)w->kv_len);
-    if (r->lens == NULL) {
+    if (lens == NULL) {
         cJSON_AddNullToObject(o, "lengths");
     } else {
         cJSON *list = cJSON_AddArrayToObject(o, "lengths");
         for (int64_t i = 0; i < w->batch; i++)
-            cJSON_AddItemToArray(list, cJSON_CreateNumber((double)r->lens[i]));
+            cJSON_AddItemToArray(list, cJSON_CreateNumber((double)lens[i]));
     }
     cJSON_AddNumberToObject(o, "page_size", (double)w->page_size);
     cJSON_AddStringToObject(o, "dtype", mla_format_name(w->dtype));
     cJSON_AddStringToObject(o, "kv_dtype", mla_format_name(w->kv_dtype));
     cJSON_AddBoolToObject(o, "causal", w->is_causal);
+}
+
+static void add_problem(cJSON *o, const bench_row *r)
+{
+    bench_add_problem(o, &r->w, r->lens);
     cJSON_AddNumberToObject(o, "threads", r->threads);
     cJSON_AddBoolToObject(o, "cold", r->is_cold);
 }

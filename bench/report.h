@@ -6,6 +6,8 @@
 
 #include "measure.h"
 
+#include <cjson/cJSON.h>
+
 void bench_print_header(void);
 void bench_print_row(const bench_row *row);
 
@@ -16,6 +18,9 @@ void bench_print_row(const bench_row *row);
  * dot_flop_per_cycle, disturbed, peers (mla_peers only). lengths is null where every request has
  * kv_len keys. */
 int bench_print_json(const bench_row *row, const char *device_name, uint64_t seed);
+
+/* A row's problem, heads to causal, into its JSON object; lens null: all have kv_len keys. */
+void bench_add_problem(cJSON *o, const workload *w, const int64_t *lens);
 
 /*
  * Draws rows over their machine's roofline: FLOP a byte across, GFLOP/s up, both logarithmic. Rows

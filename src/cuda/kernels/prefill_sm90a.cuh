@@ -50,13 +50,6 @@ MLAI_DEV float4 mlai_ld_cluster_f32x4(uint32_t address)
     return v;
 }
 
-MLAI_DEV float mlai_ld_cluster_f32(uint32_t address)
-{
-    float v;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-    return v;
-}
-
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kMaxGrowth = 8.0f; /* log2 of how far p may exceed 1 before m moves */
