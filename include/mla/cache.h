@@ -220,6 +220,29 @@ MLA_API mla_status mla_positions_and_slots(mla_tensor req_to_page, mla_tensor re
 MLA_API mla_status mla_build_page_table(mla_tensor req_to_page, mla_tensor req_pool_indices,
                                         mla_tensor out, mla_diag *diag);
 
+/*
+ * The two above where the tensors live on a device of `ctx`, enqueued on `stream` (CUstream) and
+ * fit for graph capture: nothing is copied to the host, allocated or waited for, and a replay reads
+ * the lengths that stand there then. All tensors are on one device; T is a capacity here.
+ *   cu_seqlens_q     optional i32 [B + 1], the running sum of new_lens (0 first)
+ * Tokens past the sum of new_lens get position 0 and slot -1, which mla_write_kv and its kin skip;
+ * of a sum over T the first T are stored. A device cannot return a status: negative lengths count
+ * as 0, and a token whose page or request is not in req_to_page, whose page id is negative or whose
+ * slot passes i32 (for i32 slots) gets slot -1. seq_lens may be cached_lens; other outputs overlap
+ * nothing. On CPU tensors they do what the two above do, errors included, with T as a capacity.
+ * Thread rule: any thread. Errors: MLA_ERROR_SHAPE, _FORMAT, _STRIDE, _ARGUMENT (page_size),
+ * _DEVICE (a tensor elsewhere, no such device).
+ */
+MLA_API mla_status mla_enqueue_positions_and_slots(
+    mla_context *ctx, void *stream, mla_tensor req_to_page, mla_tensor req_pool_indices,
+    mla_tensor cached_lens, mla_tensor new_lens, int32_t page_size, mla_tensor positions,
+    mla_tensor slots, mla_tensor seq_lens, mla_tensor cu_seqlens_q, mla_diag *diag);
+
+/* A row of req_pool_indices outside the table reads as pages 0. */
+MLA_API mla_status mla_enqueue_page_table(mla_context *ctx, void *stream, mla_tensor req_to_page,
+                                          mla_tensor req_pool_indices, mla_tensor out,
+                                          mla_diag *diag);
+
 #ifdef __cplusplus
 }
 #endif

@@ -151,6 +151,33 @@ mla_status mlai_cuda_fill_windows(void *device, void *stream, const mlai_windows
                   own.windows * own.requests, &own, diag);
 }
 
+static mlai_cuda_index optional_index(const mla_tensor *t)
+{
+    return mlai_present(t) ? index_of(t) : (mlai_cuda_index){0};
+}
+
+mla_status mlai_cuda_fill_tokens(void *device, void *stream, const mlai_tokens *tokens,
+                                 mla_diag *diag)
+{
+    const mla_tensor *table = tokens->req_to_page;
+    const mla_tensor *each = mlai_present(tokens->slots) ? tokens->slots : tokens->positions;
+    mlai_fill_tokens_params own = {.table = table->data,
+                                   .table_rows = table->shape[0],
+                                   .table_columns = table->shape[1],
+                                   .table_stride = table->stride[0],
+                                   .index = index_of(tokens->req_pool_indices),
+                                   .cached_lens = index_of(tokens->cached_lens),
+                                   .new_lens = index_of(tokens->new_lens),
+                                   .positions = optional_index(tokens->positions),
+                                   .slots = optional_index(tokens->slots),
+                                   .seq_lens = optional_index(tokens->seq_lens),
+                                   .cumulative = optional_index(tokens->cu_seqlens_q),
+                                   .requests = tokens->req_pool_indices->shape[0],
+                                   .tokens = mlai_present(each) ? each->shape[0] : 0,
+                                   .page_size = tokens->page_size};
+    return launch(device, stream, "mla_fill_tokens", own.requests + 1, 1, &own, diag);
+}
+
 static mlai_cuda_rows rows_of(const mla_tensor *t)
 {
     return (mlai_cuda_rows){t->data, t->stride[0], t->stride[1], t->format};

@@ -20,6 +20,8 @@ mla_status mlai_cuda_gather_pages(void *device, void *stream, const mla_tensor *
                                   mla_diag *diag);
 mla_status mlai_cuda_fill_windows(void *device, void *stream, const mlai_windows *windows,
                                   mla_diag *diag);
+mla_status mlai_cuda_fill_tokens(void *device, void *stream, const mlai_tokens *tokens,
+                                 mla_diag *diag);
 mla_status mlai_cuda_cast(void *device, void *stream, const mla_tensor *in, const mla_tensor *out,
                           mla_diag *diag);
 mla_status mlai_cuda_count_step(void *device, void *stream, uint64_t *count, uint64_t *mirror,

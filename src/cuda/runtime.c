@@ -67,6 +67,7 @@ const mlai_device_runtime mlai_cuda_runtime = {
     .wait = mlai_cuda_wait,
     .gather_pages = mlai_cuda_gather_pages,
     .fill_windows = mlai_cuda_fill_windows,
+    .fill_tokens = mlai_cuda_fill_tokens,
     .cast = mlai_cuda_cast,
     .count_step = mlai_cuda_count_step,
 };

@@ -31,6 +31,13 @@ typedef struct mlai_windows {
     int64_t window_tokens, page_size;
 } mlai_windows;
 
+/* What mla_enqueue_positions_and_slots is given (mla/cache.h); absent tensors have no data. */
+typedef struct mlai_tokens {
+    const mla_tensor *req_to_page, *req_pool_indices, *cached_lens, *new_lens;
+    const mla_tensor *positions, *slots, *seq_lens, *cu_seqlens_q;
+    int64_t page_size;
+} mlai_tokens;
+
 /*
  * A kind of device beside the CPU, as src/builtin.c offers it. open gives NULL and a reason when
  * the machine has none; device gives what rows find in exec->device, or NULL and a reason where
@@ -63,6 +70,8 @@ typedef struct mlai_device_runtime {
                                mla_diag *diag);
     mla_status (*fill_windows)(void *device, void *stream, const mlai_windows *windows,
                                mla_diag *diag);
+    mla_status (*fill_tokens)(void *device, void *stream, const mlai_tokens *tokens,
+                              mla_diag *diag);
     mla_status (*cast)(void *device, void *stream, const mla_tensor *in, const mla_tensor *out,
                        mla_diag *diag);
     mla_status (*count_step)(void *device, void *stream, uint64_t *count, uint64_t *mirror,

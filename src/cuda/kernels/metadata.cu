@@ -57,6 +57,76 @@ KERNEL mla_fill_windows(const __grid_constant__ mlai_fill_windows_params p)
     }
 }
 
+MLAI_DEVICE void store_index(const mlai_cuda_index &index, int64_t i, int64_t value)
+{
+    if (index.data == nullptr) {
+        return;
+    }
+    if (index.is_i64) {
+        ((int64_t *)index.data)[i * index.stride] = value;
+    } else {
+        ((int32_t *)index.data)[i * index.stride] = (int32_t)value;
+    }
+}
+
+/* The sum of the new lengths of requests before `end`, for all threads of the block. */
+MLAI_DEVICE int64_t tokens_before(const mlai_cuda_index &new_lens, int64_t end, int64_t *sums)
+{
+    int64_t sum = 0;
+    for (int64_t i = threadIdx.x; i < end; i += blockDim.x) {
+        sum += max(index_at(new_lens, i), (int64_t)0);
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    }
+    __syncthreads(); /* the last call's sums have been read */
+    if (threadIdx.x % 32 == 0) {
+        sums[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    sum = 0;
+    for (int w = 0; w < MLAI_METADATA_THREADS / 32; w++) {
+        sum += sums[w];
+    }
+    return sum;
+}
+
+/* A block a request; the one past the last fills the tail. */
+KERNEL mla_fill_tokens(const __grid_constant__ mlai_fill_tokens_params p)
+{
+    __shared__ int64_t sums[MLAI_METADATA_THREADS / 32];
+    for (int64_t i = blockIdx.x; i <= p.requests; i += gridDim.x) {
+        const int64_t first = tokens_before(p.new_lens, i, sums);
+        if (threadIdx.x == 0) {
+            store_index(p.cumulative, i, first);
+        }
+        if (i == p.requests) {
+            for (int64_t t = first + threadIdx.x; t < p.tokens; t += blockDim.x) {
+                store_index(p.positions, t, 0);
+                store_index(p.slots, t, -1);
+            }
+            continue;
+        }
+        const int64_t cached = max(index_at(p.cached_lens, i), (int64_t)0);
+        const int64_t fresh = max(index_at(p.new_lens, i), (int64_t)0);
+        const int64_t count = min(fresh, p.tokens - first);
+        const int64_t most = p.slots.is_i64 ? INT64_MAX : INT32_MAX;
+        const int32_t *pages = pages_of(p.table, p.table_rows, p.table_stride, p.index, i);
+        for (int64_t j = threadIdx.x; j < count; j += blockDim.x) {
+            const int64_t position = cached + j;
+            const int64_t column = position / p.page_size;
+            const int64_t page = pages && column < p.table_columns ? pages[column] : -1;
+            const int64_t slot = page * p.page_size + position % p.page_size;
+            store_index(p.positions, first + j, position);
+            store_index(p.slots, first + j, page >= 0 && slot <= most ? slot : -1);
+        }
+        __syncthreads(); /* cached_lens may be seq_lens */
+        if (threadIdx.x == 0) {
+            store_index(p.seq_lens, i, cached + fresh);
+        }
+    }
+}
+
 /* A warp a row. */
 KERNEL mla_cast_rows(const __grid_constant__ mlai_cast_params p)
 {

@@ -31,6 +31,18 @@ typedef struct mlai_fill_windows_params {
     int64_t page_size;
 } mlai_fill_windows_params;
 
+/* Positions, slots, lengths and their running sum; outputs that are not wanted have no data. */
+typedef struct mlai_fill_tokens_params {
+    const int32_t *table;
+    int64_t table_rows, table_columns, table_stride;
+    mlai_cuda_index index, cached_lens, new_lens;
+    mlai_cuda_index positions, slots; /* [tokens] */
+    mlai_cuda_index seq_lens;         /* [requests] */
+    mlai_cuda_index cumulative;       /* [requests + 1] */
+    int64_t requests, tokens;
+    int64_t page_size;
+} mlai_fill_tokens_params;
+
 /* out[t, h, :] = in[t, h, :] in out's format, saturating */
 typedef struct mlai_cast_params {
     mlai_cuda_rows in, out;
