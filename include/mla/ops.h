@@ -19,10 +19,11 @@
  *  - Zero requests, zero tokens and zero lengths are legal: MLA_OK, and rows that see nothing
  *    get the empty state.
  *  - A row's result depends on its own query, keys and length only: batch mates, order, thread
- *    count, page ids and table width do not change a bit of it. One exception: attention of the
- *    CUDA family "sm90a" is shared out among multiprocessors by the call's capacities and, in
- *    decode, by all its lengths, and its last bits follow these (the same call gives the same
- *    bits). Force the family "cuda" where batches must not matter.
+ *    count, page ids and table width do not change a bit of it. Two exceptions, whose last bits
+ *    follow the whole call (the same call gives the same bits): attention of the CUDA family
+ *    "sm90a" is shared out among multiprocessors by the call's capacities and, in decode, by all
+ *    its lengths; products of the family "cublas" are cut as cuBLAS sees fit for the number of
+ *    tokens. Force the family "cuda" where batches must not matter.
  *  - Everything is read at the call, asynchronously on call.stream for CUDA tensors. No operator
  *    allocates memory. Scratch comes from call.workspace, see mla_call and mla_workspace_bytes; of
  *    the built-in solutions only those of decode, extend and prefill need any.

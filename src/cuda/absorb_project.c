@@ -5,12 +5,13 @@
  * to FMA.
  */
 #include "cuda/kernels/absorb_project.h"
+#include "cuda/cublas.h"
 #include "cuda/cuda.h"
 #include "cuda/portable.h"
 
 enum { MAX_GRID = 1 << 30 };
 
-/* A launch, then the weights at 2 TB/s or products at 200 TFLOP/s (f32: 10). */
+/* A launch, then the weights at 2 TB/s and products at 100 TFLOP/s (f32: 10). */
 double mlai_cuda_product_cost_us(const mla_problem *problem, const mla_exec *exec)
 {
     (void)exec;
@@ -21,7 +22,7 @@ double mlai_cuda_product_cost_us(const mla_problem *problem, const mla_exec *exe
     const double values = depth * columns * problem->num_heads;
     const bool is_f32 = problem->kv_format == MLA_FORMAT_F32 || problem->q_format == MLA_FORMAT_F32;
     return 4.0 + values * mla_format_bytes(problem->kv_format) / 2e6 +
-           2.0 * (double)problem->tokens * values / (is_f32 ? 1e7 : 2e8);
+           2.0 * (double)problem->tokens * values / (is_f32 ? 1e7 : 1e8);
 }
 
 static mlai_product_rows rows_of(const mla_tensor *t)
@@ -107,4 +108,82 @@ mla_status mlai_cuda_project(const mla_exec *exec, const mla_problem *problem, c
     (void)problem;
     const mla_project_value_params *p = params;
     return run_product(exec, &p->latent, &p->w_uv, &p->out, &p->gate, diag);
+}
+
+/* ---- through cuBLAS -------------------------------------------------------------------------- */
+
+int32_t mlai_cuda_cublas_accepts(const mla_problem *problem, char *why, uint64_t why_bytes)
+{
+    const char *reason = NULL;
+    if (problem->q_format != problem->kv_format)
+        reason = "takes rows and weight of one format";
+    else if (problem->out_format != problem->q_format && problem->out_format != MLA_FORMAT_F32)
+        reason = "gives the format of its rows or f32";
+    else
+        reason = mlai_cublas_reason();
+    if (reason && why && why_bytes > 0) {
+        why[0] = 0;
+        mlai_append(why, (size_t)why_bytes, "%s", reason);
+    }
+    return reason == NULL;
+}
+
+/* A launch, then weights and rows at 2.8 TB/s or products at 600 TFLOP/s (f32: 40). */
+double mlai_cuda_cublas_cost_us(const mla_problem *problem, const mla_exec *exec)
+{
+    (void)exec;
+    const double depth =
+        problem->op == MLA_OP_ABSORB ? problem->qk_nope_head_dim : problem->kv_lora_rank;
+    const double columns =
+        problem->op == MLA_OP_ABSORB ? problem->kv_lora_rank : problem->v_head_dim;
+    const double tokens = (double)problem->tokens, heads = problem->num_heads;
+    const double memory_us = mla_format_bytes(problem->kv_format) * heads *
+                             (depth * columns + tokens * (depth + columns)) / 2.8e6;
+    const double product_us =
+        2.0 * tokens * heads * depth * columns / (problem->kv_format == MLA_FORMAT_F32 ? 4e7 : 6e8);
+    return 3.0 + (memory_us > product_us ? memory_us : product_us);
+}
+
+static mla_status run_cublas(const mla_exec *exec, const mla_tensor *x, const mla_tensor *w,
+                             const mla_tensor *out, const mla_tensor *gate, mla_diag *diag)
+{
+    const mlai_cublas_product product = {
+        .x = x->data,
+        .w = w->data,
+        .out = out->data,
+        .x_token_stride = x->stride[0],
+        .x_head_stride = x->stride[1],
+        .w_head_stride = w->stride[0],
+        .w_k_stride = w->stride[1],
+        .w_n_stride = w->stride[2],
+        .out_token_stride = out->stride[0],
+        .out_head_stride = out->stride[1],
+        .tokens = x->shape[0],
+        .heads = x->shape[1],
+        .depth = x->shape[2],
+        .columns = w->shape[2],
+        .format = x->format,
+        .out_format = out->format,
+    };
+    bool done = x->shape[0] == 0;
+    if (!done && !mlai_present(gate))
+        MLAI_TRY(mlai_cublas_run(exec, &product, &done, diag));
+    return done ? MLA_OK : run_product(exec, x, w, out, gate, diag);
+}
+
+mla_status mlai_cuda_absorb_cublas(const mla_exec *exec, const mla_problem *problem,
+                                   const void *params, mla_diag *diag)
+{
+    (void)problem;
+    const mla_absorb_query_params *p = params;
+    const mla_tensor none = {0};
+    return run_cublas(exec, &p->q_nope, &p->w_uk, &p->out, &none, diag);
+}
+
+mla_status mlai_cuda_project_cublas(const mla_exec *exec, const mla_problem *problem,
+                                    const void *params, mla_diag *diag)
+{
+    (void)problem;
+    const mla_project_value_params *p = params;
+    return run_cublas(exec, &p->latent, &p->w_uv, &p->out, &p->gate, diag);
 }

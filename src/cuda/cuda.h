@@ -42,6 +42,7 @@
     X(cuMemsetD8Async)                                                                             \
     X(cuMemsetD2D8Async)                                                                           \
     X(cuStreamSynchronize)                                                                         \
+    X(cuThreadExchangeStreamCaptureMode)                                                           \
     X(cuTensorMapEncodeTiled)                                                                      \
     X(cuGetErrorName)
 
@@ -79,6 +80,14 @@ typedef struct mlai_cuda_handle {
     _Atomic(uint32_t) smem_bytes; /* its dynamic shared memory limit on this device */
 } mlai_cuda_handle;
 
+/* A cuBLAS handle and the context it was made in (cublas.h). */
+typedef struct mlai_cuda_cublas {
+    CUcontext context;
+    void *handle; /* NULL: cuBLAS did not start there */
+} mlai_cuda_cublas;
+
+enum { MLAI_CUDA_MAX_CUBLAS = 8 };
+
 typedef struct mlai_cuda_device {
     mlai_cuda *cuda;
     int32_t index;
@@ -91,6 +100,7 @@ typedef struct mlai_cuda_device {
     char name[96];
     mlai_cuda_handle handles[MLAI_CUDA_MAX_KERNELS];
     _Atomic(int32_t) clusters[MLAI_CUDA_CLUSTER_SIZES]; /* resident at a time, plus 1; 0 unknown */
+    mlai_cuda_cublas cublas[MLAI_CUDA_MAX_CUBLAS];
 } mlai_cuda_device;
 
 struct mlai_cuda {

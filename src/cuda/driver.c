@@ -1,6 +1,7 @@
 /*
  * The driver: dlopen, devices, images, contexts, launches. See cuda.h.
  */
+#include "cuda/cublas.h"
 #include "cuda/cuda.h"
 
 #include <dlfcn.h>
@@ -134,6 +135,7 @@ void mlai_cuda_close(mlai_cuda *cuda)
             cuda->api.cuLibraryUnload(cuda->images[i]);
     }
     for (int32_t i = 0; i < cuda->n_devices; i++) {
+        mlai_cublas_close(&cuda->devices[i]);
         if (cuda->devices[i].primary)
             cuda->api.cuDevicePrimaryCtxRelease(cuda->devices[i].device);
     }

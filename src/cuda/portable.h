@@ -1,8 +1,8 @@
 /*
  * The portable CUDA solutions of attention and of the small projections, for the table in
- * rows_cuda.c: decode_portable.c, prefill_portable.c, absorb_project.c. Launchers turn the
- * validated parameter struct into the kernel's own and launch on exec->stream: asynchronous, no
- * allocation, no synchronisation, fit for graph capture.
+ * rows_cuda.c: decode_portable.c, prefill_portable.c, absorb_project.c (with cuBLAS: cublas.c).
+ * Launchers turn the validated parameter struct into the kernel's own and launch on exec->stream:
+ * asynchronous, no allocation, no synchronisation, fit for graph capture.
  */
 #ifndef MLAI_CUDA_PORTABLE_H
 #define MLAI_CUDA_PORTABLE_H
@@ -27,6 +27,14 @@ mla_status mlai_cuda_absorb(const mla_exec *exec, const mla_problem *problem, co
                             mla_diag *diag);
 mla_status mlai_cuda_project(const mla_exec *exec, const mla_problem *problem, const void *params,
                              mla_diag *diag);
+
+/* The same products through cuBLAS (cublas.h); what it cannot take goes to the two above. */
+int32_t mlai_cuda_cublas_accepts(const mla_problem *problem, char *why, uint64_t why_bytes);
+double mlai_cuda_cublas_cost_us(const mla_problem *problem, const mla_exec *exec);
+mla_status mlai_cuda_absorb_cublas(const mla_exec *exec, const mla_problem *problem,
+                                   const void *params, mla_diag *diag);
+mla_status mlai_cuda_project_cublas(const mla_exec *exec, const mla_problem *problem,
+                                    const void *params, mla_diag *diag);
 
 /* Whether base and strides, but for the last dimension's, are multiples of `bytes`. */
 static inline bool mlai_cuda_is_aligned(const mla_tensor *t, int64_t bytes)

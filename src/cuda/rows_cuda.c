@@ -1,5 +1,6 @@
 /*
- * The CUDA families in table order: "sm90a" (Hopper, fast) and "cuda" (portable, sm_80 on).
+ * The CUDA families in table order: "sm90a" (Hopper, fast), "cublas" (products through cuBLAS,
+ * where it is installed) and "cuda" (portable, sm_80 on).
  */
 #include "cuda/elementwise.h"
 #include "cuda/portable.h"
@@ -76,6 +77,11 @@ static double row_cost_us(const mla_problem *problem, const mla_exec *exec)
         mlai_cuda_prefill_##stem##_accepts, mlai_cuda_prefill_sm90a_bytes,                         \
         mlai_cuda_prefill_sm90a_cost_us, mlai_cuda_prefill_##stem),
 
+#define CUBLAS(constant, stem, formats_text, features_text)                                        \
+    ROW(constant, #stem "_cublas", "cublas", 80, 999, formats_text, features_text,                 \
+        mlai_cuda_cublas_accepts, no_workspace, mlai_cuda_cublas_cost_us,                          \
+        mlai_cuda_##stem##_cublas)
+
 /* Lists expand to rows with their commas, which the formatter cannot know. */
 /* clang-format off */
 const mla_solution mlai_rows_cuda[] = {
@@ -91,6 +97,10 @@ const mla_solution mlai_rows_cuda[] = {
     PORTABLE(PREFILL, prefill, "q f32 bf16 f16 e4m3 e5m2; k and v f32 bf16 f16 e4m3 e5m2",
              "L and V to 512 (fast to 192 and 128), any heads and groups, causal or not, LSE, cap",
              mlai_cuda_prefill_accepts, no_workspace, mlai_cuda_prefill_cost_us, mlai_cuda_prefill),
+    CUBLAS(ABSORB, absorb, "q and w f32 bf16 f16; out the same or f32",
+           "any dims and strides, N or R contiguous; needs libcublas 12 or 13"),
+    CUBLAS(PROJECT, project, "latent and w f32 bf16 f16; out the same or f32",
+           "any dims and strides, R or V contiguous, gate (as project_cuda); needs libcublas 12 or 13"),
     PRODUCT(ABSORB, absorb, "q and w f32 bf16 f16; out f32 bf16 f16 e4m3 e5m2",
             "any dims and strides, N or R contiguous"),
     PRODUCT(PROJECT, project, "latent and w f32 bf16 f16; out f32 bf16 f16",

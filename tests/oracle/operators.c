@@ -18,7 +18,7 @@
 
 bool operator_keeps_bits(const char *row)
 {
-    return strstr(row, "_sm90a") == NULL;
+    return strstr(row, "_sm90a") == NULL && strstr(row, "_cublas") == NULL;
 }
 
 int32_t operator_device_type(void)
