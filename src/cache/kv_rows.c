@@ -6,9 +6,10 @@
  * A move stages one layer's rows, n * row_bytes, so that overlapping lists behave as if every
  * source had been read first.
  *
- * A device's rows are copied one by one on its default stream, and every function waits for its
- * copies: none of this is made for the path of a forward. Called by engines (compaction, swapping
- * out, transfer) and by copy on write.
+ * Rows that follow each other in the pool's memory go in one copy: a page of a packed pool is one.
+ * A device copies on its default stream, and every function waits for its copies: none of this is
+ * made for the path of a forward. Called by engines (compaction, swapping out, transfer) and by
+ * copy on write.
  */
 #include "cache/cache.h"
 #include <stdlib.h>
@@ -103,6 +104,37 @@ static mla_status check_distinct(const mla_tensor *slots, const char *name, mla_
     return status;
 }
 
+/* How many of `most` rows from `slot` on lie in memory one behind the other, without gaps. */
+static int64_t rows_in_one_run(const mla_kv_pool *pool, int64_t slot, int64_t most)
+{
+    const mla_kv_pool_config *c = &pool->config;
+    if (c->row_stride_bytes != pool->row_bytes)
+        return 1;
+    if (c->page_stride_bytes == c->row_stride_bytes * (uint64_t)c->page_size)
+        return most;
+    return mlai_min_i64(most, c->page_size - slot % c->page_size);
+}
+
+/* Rows slots[..] of a layer to `out`, or, where that is NULL, from `in`: packed one behind the
+ * other in list order. */
+static mla_status copy_rows(const mla_kv_pool *pool, int32_t layer, const mla_tensor *slots,
+                            uint8_t *out, const uint8_t *in, mla_diag *diag)
+{
+    const int64_t n = slots->shape[0];
+    int64_t run = 0;
+    for (int64_t i = 0; i < n; i += run) {
+        const int64_t slot = mlai_index_at(slots, i);
+        const int64_t most = rows_in_one_run(pool, slot, n - i);
+        for (run = 1; run < most && mlai_index_at(slots, i + run) == slot + run;)
+            run++;
+        uint8_t *row = mlai_kv_pool_row(pool, layer, slot);
+        const uint64_t at = (uint64_t)i * pool->row_bytes, bytes = (uint64_t)run * pool->row_bytes;
+        MLAI_TRY(out ? copy(pool, out + at, row, bytes, diag)
+                     : copy(pool, row, in + at, bytes, diag));
+    }
+    return MLA_OK;
+}
+
 mla_status mla_kv_pool_move_kv_cache(mla_kv_pool *pool, mla_tensor dst_slots, mla_tensor src_slots,
                                      mla_diag *diag)
 {
@@ -128,14 +160,10 @@ mla_status mla_kv_pool_move_kv_cache(mla_kv_pool *pool, mla_tensor dst_slots, ml
                          "no memory to move %lld rows of %llu bytes: move fewer at once",
                          (long long)n, (unsigned long long)row_bytes);
     mla_status status = MLA_OK;
-    for (int32_t layer = 0; layer < pool->config.num_layers; layer++) {
-        for (int64_t i = 0; i < n && status == MLA_OK; i++)
-            status =
-                copy(pool, stage + (uint64_t)i * row_bytes,
-                     mlai_kv_pool_row(pool, layer, mlai_index_at(&src_slots, i)), row_bytes, diag);
-        for (int64_t i = 0; i < n && status == MLA_OK; i++)
-            status = copy(pool, mlai_kv_pool_row(pool, layer, mlai_index_at(&dst_slots, i)),
-                          stage + (uint64_t)i * row_bytes, row_bytes, diag);
+    for (int32_t layer = 0; layer < pool->config.num_layers && status == MLA_OK; layer++) {
+        status = copy_rows(pool, layer, &src_slots, stage, NULL, diag);
+        if (status == MLA_OK)
+            status = copy_rows(pool, layer, &dst_slots, NULL, stage, diag);
     }
     if (status == MLA_OK)
         status = wait(pool, diag);
@@ -207,11 +235,12 @@ mla_status mla_kv_pool_export_rows(const mla_kv_pool *pool, int32_t layer_first,
                                    uint64_t bytes, mla_diag *diag)
 {
     MLAI_TRY(check_transfer(pool, layer_first, layer_count, &slots, host, bytes, diag));
-    uint8_t *out = host;
-    for (int32_t layer = layer_first; layer < layer_first + layer_count; layer++)
-        for (int64_t i = 0; i < slots.shape[0]; i++, out += pool->row_bytes)
-            MLAI_TRY(copy(pool, out, mlai_kv_pool_row(pool, layer, mlai_index_at(&slots, i)),
-                          pool->row_bytes, diag));
+    if (bytes == 0)
+        return MLA_OK;
+    const uint64_t layer_bytes = (uint64_t)slots.shape[0] * pool->row_bytes;
+    for (int32_t k = 0; k < layer_count; k++)
+        MLAI_TRY(copy_rows(pool, layer_first + k, &slots,
+                           (uint8_t *)host + (uint64_t)k * layer_bytes, NULL, diag));
     return wait(pool, diag);
 }
 
@@ -220,11 +249,12 @@ mla_status mla_kv_pool_import_rows(mla_kv_pool *pool, int32_t layer_first, int32
                                    mla_diag *diag)
 {
     MLAI_TRY(check_transfer(pool, layer_first, layer_count, &slots, host, bytes, diag));
-    const uint8_t *in = host;
-    for (int32_t layer = layer_first; layer < layer_first + layer_count; layer++)
-        for (int64_t i = 0; i < slots.shape[0]; i++, in += pool->row_bytes)
-            MLAI_TRY(copy(pool, mlai_kv_pool_row(pool, layer, mlai_index_at(&slots, i)), in,
-                          pool->row_bytes, diag));
+    if (bytes == 0)
+        return MLA_OK;
+    const uint64_t layer_bytes = (uint64_t)slots.shape[0] * pool->row_bytes;
+    for (int32_t k = 0; k < layer_count; k++)
+        MLAI_TRY(copy_rows(pool, layer_first + k, &slots, NULL,
+                           (const uint8_t *)host + (uint64_t)k * layer_bytes, diag));
     return wait(pool, diag);
 }
 
@@ -232,10 +262,11 @@ mla_status mlai_kv_pool_copy_page_rows(mla_kv_pool *pool, int32_t dst, int32_t s
                                        mla_diag *diag)
 {
     int64_t page_size = pool->config.page_size;
+    const int64_t run = n_rows > 0 ? rows_in_one_run(pool, 0, n_rows) : 1;
     for (int32_t layer = 0; layer < pool->config.num_layers; layer++)
-        for (int32_t i = 0; i < n_rows; i++)
+        for (int64_t i = 0; i < n_rows; i += run)
             MLAI_TRY(copy(pool, mlai_kv_pool_row(pool, layer, dst * page_size + i),
-                          mlai_kv_pool_row(pool, layer, src * page_size + i), pool->row_bytes,
-                          diag));
+                          mlai_kv_pool_row(pool, layer, src * page_size + i),
+                          (uint64_t)run * pool->row_bytes, diag));
     return wait(pool, diag);
 }

@@ -4,6 +4,7 @@
  */
 #include "statuses.h"
 #include <mla/cache.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 static mla_diag diag;
@@ -357,6 +358,49 @@ static void test_move(void **state)
     free(a.memory);
 }
 
+/* Neighbours in lists and in memory, across pages, backwards and apart, in packed pools, pools with
+ * gaps between pages and with gaps between rows: rows that lie together are copied together. */
+static void test_runs(void **state)
+{
+    (void)state;
+    const uint64_t row = 12 * sizeof(float);
+    const uint64_t gaps[3][2] = {{0, 0}, {0, 5 * row}, {row + 16, 0}}; /* of rows, of pages */
+    const int64_t from[9] = {6, 7, 8, 9, 3, 2, 20, 21, 23},
+                  to[9] = {10, 11, 12, 5, 4, 16, 17, 18, 0};
+    mla_tensor t_from = mla_tensor_1d((void *)(uintptr_t)from, MLA_FORMAT_I64, 9);
+    mla_tensor t_to = mla_tensor_1d((void *)(uintptr_t)to, MLA_FORMAT_I64, 9);
+    for (int k = 0; k < 3; k++) {
+        mla_kv_pool_config c = small_config(MLA_FORMAT_F32);
+        c.row_stride_bytes = gaps[k][0];
+        c.page_stride_bytes = gaps[k][1];
+        mla_kv_pool *pool = NULL;
+        float host[2][9][12];
+        assert_ok(mla_kv_pool_create(ctx, &c, &pool, &diag), &diag);
+        number_rows(pool);
+        assert_ok(mla_kv_pool_export_rows(pool, 0, 2, t_from, host, sizeof host, &diag), &diag);
+        assert_ok(mla_kv_pool_move_kv_cache(pool, t_to, t_from, &diag), &diag);
+        for (int32_t layer = 0; layer < 2; layer++)
+            for (int64_t i = 0; i < 9; i++) {
+                const float want = (float)(layer * 100 + from[i]);
+                assert_true(host[layer][i][0] == want && host[layer][i][11] == want);
+                assert_true(row_number(pool, layer, to[i]) == want);
+                host[layer][i][0] = host[layer][i][11] = -1.0f;
+            }
+        for (int64_t slot = 0; slot < 24; slot++) {
+            bool is_target = false;
+            for (int64_t i = 0; i < 9; i++)
+                is_target = is_target || to[i] == slot;
+            assert_true(is_target || row_number(pool, 1, slot) == (float)(100 + slot));
+        }
+        number_rows(pool);
+        assert_ok(mla_kv_pool_export_rows(pool, 0, 2, t_to, host, sizeof host, &diag), &diag);
+        assert_ok(mla_kv_pool_import_rows(pool, 0, 2, t_from, host, sizeof host, &diag), &diag);
+        for (int64_t i = 0; i < 9; i++)
+            assert_true(row_number(pool, 1, from[i]) == (float)(100 + to[i]));
+        mla_kv_pool_destroy(pool);
+    }
+}
+
 static void test_export_and_import(void **state)
 {
     (void)state;
@@ -401,10 +445,15 @@ static void test_export_and_import(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),         cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_config_errors), cmocka_unit_test(test_packed_layout),
-        cmocka_unit_test(test_arena_layout),  cmocka_unit_test(test_set_and_get),
-        cmocka_unit_test(test_move),          cmocka_unit_test(test_export_and_import),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_config_errors),
+        cmocka_unit_test(test_packed_layout),
+        cmocka_unit_test(test_arena_layout),
+        cmocka_unit_test(test_set_and_get),
+        cmocka_unit_test(test_move),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_export_and_import),
     };
     return cmocka_run_group_tests_name("cache_pool", tests, make_context, end_context);
 }
