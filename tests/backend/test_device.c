@@ -56,6 +56,7 @@ typedef struct step {
 } step;
 
 static mla_diag diag;
+static mla_device_error *watched; /* what the GPU's backend gets as config.device_error */
 
 /* ---- making one ------------------------------------------------------------------------------ */
 
@@ -79,6 +80,7 @@ static mla_config config_of(const step *s, bool is_cuda)
     c.max_tokens = 64;
     c.chunk_capacity = 100;
     c.solution = is_cuda ? s->d.solution : NULL;
+    c.device_error = is_cuda ? watched : NULL;
     return c;
 }
 
@@ -472,6 +474,54 @@ static void test_replay_equals_eager(void **state)
     step_end(s);
 }
 
+/* A page that does not exist, met by a captured step, is named in the backend's error word; the
+ * bits of the other requests stay. */
+static void test_device_error(void **state)
+{
+    watched = device_alloc(scene_device(), sizeof *watched);
+    device_fill(scene_device(), watched, 0, sizeof *watched);
+    step *s = step_make(*state);
+    const int32_t c = s->d.context_len, live[REQUESTS] = {c, c, c, c, c, c};
+    const turn x = {{c, 3, s->d.page_size + 1, c - 1, 40}, {0, 1, 2, 3, 4}};
+    const int32_t bad = 2147480000;
+    int32_t *page = (int32_t *)s->table.data + 3 * COLUMNS + 1; /* of request 3 */
+    mla_device_error word;
+    mla_tensor lens = s->seq_lens;
+    fill_pools(s, live);
+    SCENE_PLACE(&s->scene, &lens);
+    assert_ok(mla_backend_init_graph_state(s->gpu.backend, BS, lens, &diag), &diag);
+    set_turn(s, &x, 1);
+    device_graph *graph = capture(s, BS);
+    uint8_t *outputs[2];
+    for (int32_t i = 0; i < 2; i++) {
+        if (i == 1)
+            *page = bad;
+        set_turn(s, &x, 1);
+        replay(s, graph, BS);
+        outputs[i] = outputs_of(s);
+        device_download(scene_device(), &word, watched, sizeof word);
+        if (i == 0)
+            assert_ok(mla_device_error_status(&word, &diag), &diag);
+    }
+    assert_fails(mla_device_error_status(&word, &diag), MLA_ERROR_CAPACITY, &diag, "page_table");
+    assert_int_equal(word.row, 3);
+    assert_int_equal(word.column, 1);
+    assert_int_equal(word.value, bad);
+    const scene_block *out = scene_find(&s->scene, &s->out);
+    size_t at = (size_t)((uint8_t *)s->out.data - out->bytes);
+    for (const scene_block *b = s->scene.blocks; b != out; b++)
+        at += b->role == SCENE_OUTPUT ? b->size : 0;
+    assert_memory_equal(outputs[0] + at, outputs[1] + at,
+                        (size_t)(3 * s->d.q_len * s->d.heads * s->d.v_dim) *
+                            mla_format_bytes(s->out.format));
+    free(outputs[0]);
+    free(outputs[1]);
+    device_graph_free(scene_device(), graph);
+    step_end(s);
+    device_free(scene_device(), watched);
+    watched = NULL;
+}
+
 /* ---- metadata -------------------------------------------------------------------------------- */
 
 static void fetch_tensor(const mla_tensor *t, int64_t *out)
@@ -622,7 +672,7 @@ int main(int argc, char **argv)
         operator_take_device(&argc, argv);
     else
         operator_take_device(&n, with_device);
-    struct CMUnitTest tests[N_DIMS + 3];
+    struct CMUnitTest tests[N_DIMS + 4];
     char names[N_DIMS][64];
     memset(tests, 0, sizeof tests);
     for (int32_t i = 0; i < N_DIMS; i++) {
@@ -639,5 +689,7 @@ int main(int argc, char **argv)
         (struct CMUnitTest){"pool", test_pool, NULL, NULL, (void *)(uintptr_t)&all_dims[0]};
     tests[N_DIMS + 2] =
         (struct CMUnitTest){"pool_f32", test_pool, NULL, NULL, (void *)(uintptr_t)&all_dims[4]};
-    return _cmocka_run_group_tests("backend_device", tests, N_DIMS + 3, NULL, NULL);
+    tests[N_DIMS + 3] = (struct CMUnitTest){"device_error", test_device_error, NULL, NULL,
+                                            (void *)(uintptr_t)&all_dims[1]};
+    return _cmocka_run_group_tests("backend_device", tests, N_DIMS + 4, NULL, NULL);
 }
