@@ -2,25 +2,9 @@
  * Configuration and registry: every field is checked and named, defaults are filled in, DeepSeek's
  * softmax scale, backends by name.
  */
-#include "statuses.h"
+#include "group_context.h"
 #include <math.h>
 #include <mla/backend.h>
-
-static mla_diag diag;
-static mla_context *ctx;
-
-static int make_context(void **state)
-{
-    (void)state;
-    return mla_context_create(NULL, &ctx, &diag) == MLA_OK ? 0 : -1;
-}
-
-static int end_context(void **state)
-{
-    (void)state;
-    mla_context_destroy(ctx);
-    return 0;
-}
 
 static mla_config good_config(void)
 {

@@ -3,27 +3,11 @@
  * lengths that stay the caller's, scopes of num_extends, and every refusal. Table entries that no
  * request may use hold an absurd page id.
  */
-#include "statuses.h"
+#include "group_context.h"
 #include <mla/backend.h>
 #include <stdbool.h>
 
 #define ABSURD 2147480000
-
-static mla_diag diag;
-static mla_context *ctx;
-
-static int make_context(void **state)
-{
-    (void)state;
-    return mla_context_create(NULL, &ctx, &diag) == MLA_OK ? 0 : -1;
-}
-
-static int end_context(void **state)
-{
-    (void)state;
-    mla_context_destroy(ctx);
-    return 0;
-}
 
 static mla_config small_config(void)
 {

@@ -3,32 +3,16 @@
  * passes 2^31 and 2^32, and slots past 2^31. The memory is reserved address space of which a few
  * pages are touched; where it cannot be had, the tests are skipped.
  */
-#include "statuses.h"
+#include "group_context.h"
 #include <mla/cache.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-
-static mla_diag diag;
-static mla_context *ctx;
 
 typedef struct reserved {
     void *memory;
     uint64_t bytes;
     mla_kv_pool *pool;
 } reserved;
-
-static int make_context(void **state)
-{
-    (void)state;
-    return mla_context_create(NULL, &ctx, &diag) == MLA_OK ? 0 : -1;
-}
-
-static int end_context(void **state)
-{
-    (void)state;
-    mla_context_destroy(ctx);
-    return 0;
-}
 
 static reserved reserve(mla_kv_pool_config c)
 {

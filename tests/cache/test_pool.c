@@ -2,28 +2,10 @@
  * The latent KV pool: sizes and budgets, layouts, rows in and out through the operators, rows as
  * bytes (move, clear, export, import).
  */
-#include "statuses.h"
+#include "group_context.h"
 #include <mla/cache.h>
 #include <stdbool.h>
 #include <stdlib.h>
-
-static mla_diag diag;
-static mla_context *ctx;
-
-static int make_context(void **state)
-{
-    (void)state;
-    mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
-    options.cpu_only = 1; /* a GPU's pool is what is refused here */
-    return mla_context_create(&options, &ctx, &diag) == MLA_OK ? 0 : -1;
-}
-
-static int end_context(void **state)
-{
-    (void)state;
-    mla_context_destroy(ctx);
-    return 0;
-}
 
 static mla_kv_pool_config small_config(int32_t format)
 {

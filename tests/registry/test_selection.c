@@ -3,9 +3,8 @@
  * rows that a caller adds, and what mla_explain and mla_workspace_bytes tell. The rows here are of
  * the merge operator, whose parameters are small; they only count their calls.
  */
-#include "test.h"
+#include "chosen.h"
 
-#include <mla/mla.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,24 +132,6 @@ static void merge_call_init(merge_call *m)
     m->params.out = mla_tensor_3d(m->merged, MLA_FORMAT_F32, 1, 1, 4);
 }
 
-static mla_problem merge_problem(void)
-{
-    merge_call m;
-    mla_problem problem = MLA_PROBLEM_INIT;
-    merge_call_init(&m);
-    assert_int_equal(mla_merge_state_problem(&m.params, &problem, NULL), MLA_OK);
-    return problem;
-}
-
-static mla_context *make_context(const mla_context_options *options)
-{
-    mla_context *ctx = NULL;
-    mla_diag diag = {{0}};
-    if (mla_context_create(options, &ctx, &diag) != MLA_OK)
-        fail_msg("%s", diag.text);
-    return ctx;
-}
-
 static mla_context *plain_context(void)
 {
     mla_context_options options = MLA_CONTEXT_OPTIONS_INIT;
@@ -160,28 +141,6 @@ static mla_context *plain_context(void)
     mla_context *ctx = make_context(&options);
     assert_int_equal(mla_context_add_solutions(ctx, rows, 3, NULL), MLA_OK);
     return ctx;
-}
-
-static const char *chosen(const mla_context *ctx, const char *solution)
-{
-    mla_problem problem = merge_problem();
-    const char *name = NULL;
-    mla_diag diag = {{0}};
-    if (mla_solution_choose(ctx, &problem, solution, &name, &diag) != MLA_OK)
-        fail_msg("%s", diag.text);
-    return name;
-}
-
-/* The family of a row. */
-static const char *family_of(const mla_context *ctx, const char *row)
-{
-    for (int32_t i = 0; i < mla_solution_count(ctx); i++) {
-        mla_solution_info info = MLA_SOLUTION_INFO_INIT;
-        assert_int_equal(mla_solution_describe(ctx, i, &info, NULL), MLA_OK);
-        if (strcmp(info.name, row) == 0)
-            return info.family;
-    }
-    return NULL;
 }
 
 /* ---- precedence ------------------------------------------------------------------------------ */
