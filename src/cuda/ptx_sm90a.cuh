@@ -104,6 +104,13 @@ MLAI_DEV uint32_t mlai_pack_f16x2(float lo, float hi)
     return r;
 }
 
+MLAI_DEV void mlai_unpack_f16x2(uint32_t x, float &lo, float &hi)
+{
+    asm("{\n .reg .f16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}"
+        : "=f"(lo), "=f"(hi)
+        : "r"(x));
+}
+
 /* Two floats to e4m3, saturating, `lo` in the low byte. */
 MLAI_DEV uint16_t mlai_pack_e4m3x2(float lo, float hi)
 {

@@ -167,8 +167,6 @@ static void alone_and_in_halves(const prefill_shape *s, const char *row, uint64_
 static void hidden_keys(const prefill_shape *s, const char *row, uint64_t seed)
 {
     char why[1200] = "";
-    if (!operator_keeps_bits(row))
-        return; /* its tiles want finite keys: docs/kernels/cuda_testing.md */
     if (!s->is_causal)
         return;
     prefill_problem *p = result_of(s, row, seed), *q = prefill_problem_make(s, seed);

@@ -390,9 +390,10 @@ MLAI_DEV void finish_scores(const mlai_prefill_sm90a_params &params, float (&s)[
     }
 }
 
+/* Leaves in rows the sums of whole rows, and says which of them a hidden key may have spoilt. */
 template <class Format>
 MLAI_DEV void store_tile(const mlai_prefill_sm90a_params &params, const float (&o)[64],
-                         row_state rows, const group_tile &t, float c)
+                         row_state &rows, bool (&spoilt)[2], const group_tile &t, float c)
 {
     const int lane = (int)threadIdx.x % 32;
     const int first = (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
@@ -413,6 +414,13 @@ MLAI_DEV void store_tile(const mlai_prefill_sm90a_params &params, const float (&
         }
     }
     store_rows<Format>(out, o, norm, lane % 4, live);
+    float probe[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 64; i += 2) {
+        probe[i / 2 % 2] = probe_finite(probe[i / 2 % 2], o[i], o[i + 1]);
+    }
+    spoilt[0] = live[0] && probe[0] != 0.0f;
+    spoilt[1] = live[1] && probe[1] != 0.0f;
 }
 
 template <class Format, bool General>
@@ -512,9 +520,14 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
         mlai_wgmma_wait<1>();
         mlai_wgmma_fence_operand(o);
         leave_v();
-        store_tile<Format>(params, o, rows, t, c);
+        bool spoilt[2];
+        store_tile<Format>(params, o, rows, spoilt, t, c);
         mlai_wgmma_wait<0>();
         mlai_wgmma_fence_operand(s);
+        if (__any_sync(0xffffffffu, spoilt[0] || spoilt[1])) {
+            restore_rows<Format, General>(params, t.q_row + (int)threadIdx.x % 128 / 32 * 16,
+                                          t.head, rows, spoilt, c, 0, MLAI_PREFILL_SM90A_V_DIM);
+        }
         t = next;
     }
 }

@@ -293,6 +293,7 @@ MLAI_DEV float4 weighted_sum(const merge_weights<Parts> &weights, const float4 (
 struct row_target {
     uint16_t *out[2]; /* its first two columns */
     bool live[2];
+    float probe[2]; /* 0 while all that was stored is finite */
 };
 
 MLAI_DEV row_target target_rows(const mlai_prefill_sm90a_params &params, const share &t)
@@ -304,14 +305,17 @@ MLAI_DEV row_target target_rows(const mlai_prefill_sm90a_params &params, const s
         const int row = (int)threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * r;
         const int64_t token = (int64_t)t.request.q_start + t.first_row + row;
         target.live[r] = row < t.rows;
+        target.probe[r] = 0.0f;
         target.out[r] = static_cast<uint16_t *>(params.out) + token * params.out_token_stride +
                         t.head * params.out_head_stride + 2 * (lane % 4);
     }
     return target;
 }
 
-template <class Format> MLAI_DEV void store_group(const row_target &target, int g, float4 sum)
+template <class Format> MLAI_DEV void store_group(row_target &target, int g, float4 sum)
 {
+    target.probe[0] = probe_finite(target.probe[0], sum.x, sum.y);
+    target.probe[1] = probe_finite(target.probe[1], sum.z, sum.w);
     if (target.live[0]) {
         *reinterpret_cast<uint32_t *>(target.out[0] + 8 * g) = Format::pack(sum.x, sum.y);
     }
@@ -338,8 +342,24 @@ MLAI_DEV void store_lse(const mlai_prefill_sm90a_params &params, const share &t,
     }
 }
 
+/* Mends what hidden keys spoilt of column groups [first, first + groups). */
+template <class Format, bool General, int Parts>
+MLAI_DEV void restore_groups(const mlai_prefill_sm90a_params &params, const share &t,
+                             const merge_weights<Parts> &weights, const row_target &target, float c,
+                             int first, int groups)
+{
+    const bool spoilt[2] = {target.live[0] && target.probe[0] != 0.0f,
+                            target.live[1] && target.probe[1] != 0.0f};
+    if (__any_sync(0xffffffffu, spoilt[0] || spoilt[1])) {
+        const row_state rows = {{weights.m[0], weights.m[1]}, {weights.l[0], weights.l[1]}};
+        const int token = t.request.q_start + t.first_row + (int)threadIdx.x % 128 / 32 * 16;
+        restore_rows<Format, General>(params, token, t.head, rows, spoilt, c, 8 * first,
+                                      8 * groups);
+    }
+}
+
 /* One CTA: the two warpgroups have traded halves of the columns. W is this one. */
-template <class Format, int W>
+template <class Format, bool General, int W>
 MLAI_DEV void merge_pair(const mlai_prefill_sm90a_params &params, uint32_t smem,
                          const float (&o)[64], const row_state &rows, const share &t, float c)
 {
@@ -354,7 +374,7 @@ MLAI_DEV void merge_pair(const mlai_prefill_sm90a_params &params, uint32_t smem,
         other[i] = load_shared(partial_at(smem, 1 - W, W * kHalf + i) + mine);
     }
     const merge_weights<2> weights = weigh(state, c);
-    const row_target target = target_rows(params, t);
+    row_target target = target_rows(params, t);
 #pragma unroll
     for (int i = 0; i < kHalf; i++) {
         const int g = W * kHalf + i;
@@ -366,11 +386,12 @@ MLAI_DEV void merge_pair(const mlai_prefill_sm90a_params &params, uint32_t smem,
     if (W == 0) {
         store_lse(params, t, weights, c);
     }
+    restore_groups<Format, General>(params, t, weights, target, c, W * kHalf, kHalf);
 }
 
 /* A cluster: each warpgroup merges its share of the columns from every CTA's two. A thread reads
  * what the threads of its number published: the same rows and columns. */
-template <class Format, int Cluster>
+template <class Format, bool General, int Cluster>
 MLAI_DEV void merge_cluster(const mlai_prefill_sm90a_params &params, uint32_t smem, int w,
                             const share &t, int rank, float c)
 {
@@ -391,7 +412,7 @@ MLAI_DEV void merge_cluster(const mlai_prefill_sm90a_params &params, uint32_t sm
         }
     }
     const merge_weights<kParts> weights = weigh(state, c);
-    const row_target target = target_rows(params, t);
+    row_target target = target_rows(params, t);
 #pragma unroll
     for (int own = 0; own < kOwn; own++) {
         store_group<Format>(target, (2 * rank + w) * kOwn + own, weighted_sum(weights, part[own]));
@@ -399,6 +420,7 @@ MLAI_DEV void merge_cluster(const mlai_prefill_sm90a_params &params, uint32_t sm
     if (rank == 0 && w == 0) {
         store_lse(params, t, weights, c);
     }
+    restore_groups<Format, General>(params, t, weights, target, c, (2 * rank + w) * kOwn, kOwn);
 }
 
 MLAI_DEV void cluster_barrier(void)
@@ -435,9 +457,9 @@ MLAI_DEV void compute(const mlai_prefill_sm90a_params &params, uint32_t smem, in
         }
         mlai_bar_sync(kBothBarrier, 256); /* orders both partials before the merge */
         if (w == 0) {
-            merge_pair<Format, 0>(params, smem, o, rows, t, c);
+            merge_pair<Format, General, 0>(params, smem, o, rows, t, c);
         } else {
-            merge_pair<Format, 1>(params, smem, o, rows, t, c);
+            merge_pair<Format, General, 1>(params, smem, o, rows, t, c);
         }
         return;
     }
@@ -445,13 +467,13 @@ MLAI_DEV void compute(const mlai_prefill_sm90a_params &params, uint32_t smem, in
     cluster_barrier(); /* orders every CTA's partials before the merge */
     switch (cluster) {
     case 2:
-        merge_cluster<Format, 2>(params, smem, w, t, rank, c);
+        merge_cluster<Format, General, 2>(params, smem, w, t, rank, c);
         break;
     case 4:
-        merge_cluster<Format, 4>(params, smem, w, t, rank, c);
+        merge_cluster<Format, General, 4>(params, smem, w, t, rank, c);
         break;
     default:
-        merge_cluster<Format, 8>(params, smem, w, t, rank, c);
+        merge_cluster<Format, General, 8>(params, smem, w, t, rank, c);
         break;
     }
     cluster_barrier(); /* orders the others' reads of this CTA's memory before its end */

@@ -62,6 +62,11 @@ struct bf16_format {
         return mlai_pack_bf16x2(lo, hi);
     }
 
+    MLAI_DEV float2 unpack(uint32_t pair)
+    {
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    }
+
     template <int N> MLAI_DEV void qk(float (&s)[N / 2], uint64_t a, uint64_t b, int accumulate)
     {
         mlai_wgmma<N>::template bf16_ss<0, 0>(s, a, b, accumulate);
@@ -83,6 +88,13 @@ struct f16_format {
     MLAI_DEV uint32_t pack(float lo, float hi)
     {
         return mlai_pack_f16x2(lo, hi);
+    }
+
+    MLAI_DEV float2 unpack(uint32_t pair)
+    {
+        float2 r;
+        mlai_unpack_f16x2(pair, r.x, r.y);
+        return r;
     }
 
     template <int N> MLAI_DEV void qk(float (&s)[N / 2], uint64_t a, uint64_t b, int accumulate)
@@ -388,6 +400,124 @@ MLAI_DEV request_rows read_request(const mlai_prefill_sm90a_params &params, int 
     r.kv_start = min(max(__ldg(params.cu_seqlens_kv + request), 0), params.total_kv);
     r.kv_len = max(min(__ldg(params.cu_seqlens_kv + request + 1), params.total_kv) - r.kv_start, 0);
     return r;
+}
+
+/* ---- rows that a hidden key spoilt --------------------------------------------------------------
+ *
+ * A key that a row does not see has p = 0, but 0 times NaN or infinity is NaN: where v holds such a
+ * value in a key that only later rows of the tile see, p v spoils the rows before it. m and l do
+ * not know hidden keys, so such rows are found by their output, and only that is computed again.
+ */
+
+/* Whether one of a thread's values of a row is not finite, up to the sum with `probe`. */
+MLAI_DEV float probe_finite(float probe, float x, float y)
+{
+    return fmaf(y, 0.0f, fmaf(x, 0.0f, probe));
+}
+
+/* Whether v of some key in [from, to) is not finite; called by a whole warp. */
+template <class Format>
+MLAI_DEV bool has_infinite_values(const uint16_t *v, int64_t stride, int from, int to)
+{
+    const int lane = (int)threadIdx.x % 32;
+    float probe = 0.0f;
+#pragma unroll 1
+    for (int key = from + lane / 16; key < to; key += 2) {
+        const uint4 x = *reinterpret_cast<const uint4 *>(v + key * stride + 8 * (lane % 16));
+        const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 two = Format::unpack(pairs[i]);
+            probe = probe_finite(probe, two.x, two.y);
+        }
+    }
+    return __any_sync(0xffffffffu, probe != 0.0f);
+}
+
+/* The product of a row of q and a row of k. */
+template <class Format> MLAI_DEV float dot_rows(const uint16_t *q, const uint16_t *k)
+{
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < MLAI_PREFILL_SM90A_QK_DIM; i += 8) {
+        const uint4 x = *reinterpret_cast<const uint4 *>(q + i),
+                    y = *reinterpret_cast<const uint4 *>(k + i);
+        const uint32_t a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float2 s = Format::unpack(a[j]), t = Format::unpack(b[j]);
+            sum = fmaf(s.y, t.y, fmaf(s.x, t.x, sum));
+        }
+    }
+    return sum;
+}
+
+/* Writes columns [first, first + columns) of a warp's rows whose output is spoilt (in any of the
+ * four threads that hold one) once more, from the keys they see alone. `token` is the warp's first;
+ * l is the whole row's. Called by a whole warp, after it stored its rows. */
+template <class Format, bool General>
+MLAI_DEV void restore_rows(const mlai_prefill_sm90a_params &params, int token, int head,
+                           const row_state &rows, const bool (&spoilt)[2], float c, int first,
+                           int columns)
+{
+    const int lane = (int)threadIdx.x % 32, column = 4 * lane;
+    const int kv_head = head / (params.q_heads / params.kv_heads);
+    __syncwarp(); /* orders the other lanes' stores before these */
+    const uint32_t marks[2] = {__ballot_sync(0xffffffffu, spoilt[0]),
+                               __ballot_sync(0xffffffffu, spoilt[1])};
+    int request = 0;
+    request_rows r = read_request(params, request);
+    while (token >= r.q_start + r.q_len) {
+        r = read_request(params, ++request);
+    }
+    const int bound = params.causal ? token - r.q_start + max(r.kv_len - r.q_len, 0) + 1 : r.kv_len;
+    const int taken = min(r.kv_len, bound + 64 + 128); /* at most, by the products of the tile */
+    const uint16_t *k = static_cast<const uint16_t *>(params.k) +
+                        r.kv_start * params.k_token_stride + kv_head * params.k_head_stride;
+    const uint16_t *v = static_cast<const uint16_t *>(params.v) +
+                        r.kv_start * params.v_token_stride + kv_head * params.v_head_stride;
+#pragma unroll 1
+    for (int row = 0; row < 16; row++) {
+        const int owner = row % 8 * 4, seen = min(bound + row, r.kv_len);
+        if (((row < 8 ? marks[0] : marks[1]) >> owner & 15u) == 0 ||
+            !has_infinite_values<Format>(v, params.v_token_stride, seen, taken)) {
+            continue;
+        }
+        const uint16_t *q = static_cast<const uint16_t *>(params.q) +
+                            ((int64_t)token + row) * params.q_token_stride +
+                            head * params.q_head_stride;
+        const float m = __shfl_sync(0xffffffffu, row < 8 ? rows.m[0] : rows.m[1], owner);
+        const float l = __shfl_sync(0xffffffffu, row < 8 ? rows.l[0] : rows.l[1], owner);
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+        for (int key = 0; key < seen; key += 32) {
+            float p = 0.0f;
+            if (key + lane < seen) {
+                float s[1] = {dot_rows<Format>(q, k + (key + lane) * params.k_token_stride)};
+                if constexpr (General) {
+                    cap_scores(s, params.softmax_scale, params.logit_cap);
+                }
+                p = mlai_exp2((s[0] - m) * c) / l;
+            }
+#pragma unroll 1
+            for (int i = 0; i < min(32, seen - key); i++) {
+                const float weight = __shfl_sync(0xffffffffu, p, i);
+                const uint2 x = *reinterpret_cast<const uint2 *>(
+                    v + (key + i) * params.v_token_stride + column);
+                const float2 low = Format::unpack(x.x), high = Format::unpack(x.y);
+                sum[0] = fmaf(weight, low.x, sum[0]);
+                sum[1] = fmaf(weight, low.y, sum[1]);
+                sum[2] = fmaf(weight, high.x, sum[2]);
+                sum[3] = fmaf(weight, high.y, sum[3]);
+            }
+        }
+        if (column >= first && column < first + columns) {
+            *reinterpret_cast<uint2 *>(static_cast<uint16_t *>(params.out) +
+                                       ((int64_t)token + row) * params.out_token_stride +
+                                       head * params.out_head_stride + column) =
+                make_uint2(Format::pack(sum[0], sum[1]), Format::pack(sum[2], sum[3]));
+        }
+    }
 }
 
 #endif

@@ -45,11 +45,14 @@ typedef struct mlai_prefill_sm90a_params {
     mlai_prefill_sm90a_map v_map; /* window = keys a block, box (64, keys a block, 1, 2, 1) */
     const int32_t *cu_seqlens_q;  /* [batch + 1], ascending, on the device */
     const int32_t *cu_seqlens_kv; /* [batch + 1], ascending, on the device */
+    const void *q, *k, *v;        /* as the maps have them; read where a hidden key spoils a row */
     void *out;                    /* in q's format */
     float *lse;                   /* or null */
     uint32_t *counters; /* two words, zeroed once, left zero by each launch; one pair a stream */
-    int64_t out_token_stride;
-    int64_t out_head_stride;
+    int64_t q_token_stride, q_head_stride;
+    int64_t k_token_stride, k_head_stride;
+    int64_t v_token_stride, v_head_stride;
+    int64_t out_token_stride, out_head_stride;
     int64_t lse_token_stride;
     int32_t batch;
     int32_t q_heads;
