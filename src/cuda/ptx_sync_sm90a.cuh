@@ -215,6 +215,12 @@ MLAI_DEV void mlai_st_f32x4(float *p, float x, float y, float z, float w)
                  : "memory");
 }
 
+MLAI_DEV void mlai_st_u32x4(void *p, uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
 MLAI_DEV void mlai_st_f32x2(float *p, float x, float y)
 {
     asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
@@ -234,6 +240,14 @@ MLAI_DEV float4 mlai_ld_cg_f32x4(const float *p)
                  : "l"(p)
                  : "memory");
     return v;
+}
+
+MLAI_DEV void mlai_ld_cg_u32x4(uint32_t (&v)[4], const void *p)
+{
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "l"(p)
+                 : "memory");
 }
 
 MLAI_DEV float mlai_ld_cg_f32(const float *p)

@@ -15,11 +15,6 @@
 
 #include "decode_load_sm90a.cuh"
 
-/* 1 before this file is included: tiles of 64 rows have the keys on wgmma's 64 side as well. */
-#ifndef MLAI_DECODE_KEYS_ON_M
-#define MLAI_DECODE_KEYS_ON_M 0
-#endif
-
 namespace mlai_decode
 {
 
@@ -29,7 +24,7 @@ namespace mlai_decode
  * + 2 (lane % 4) + {0, 1, 0, 1}. A warp's part of a group is a line of 128 floats; partials keep
  * lines in an order in which those of the same rows (a class) are neighbours. */
 template <int Rows> struct fragment {
-    static constexpr bool KEYS_ON_M = Rows < 64 || MLAI_DECODE_KEYS_ON_M;
+    static constexpr bool KEYS_ON_M = !ROWS_ON_M<Rows>;
     static constexpr int GROUPS_OF_4 = KEYS_ON_M ? Rows / 2 : 32;
     static constexpr int CLASSES = KEYS_ON_M ? Rows / 8 : 4;
     static constexpr int CLASS_LINES = KEYS_ON_M ? 32 : 64;
@@ -345,7 +340,7 @@ MLAI_DEV void begin_piece(const params &p, tail &s, const walk<Rows> &w, const t
     job.cta_step = p.share;
     job.pieces = cuts.stretch_of(w.tile_start + w.cost - 1) - first + 1;
     job.present = job.pieces;
-    job.by_first = job.pieces <= FEW_PIECES;
+    job.by_first = job.pieces <= FEW_PIECES && cuts.pieces == 0;
     job.mine = (int32_t)blockIdx.x / p.share - first;
     /* Bit 31 cannot flip before this CTA's own partial is counted. */
     job.ticket = mlai_ld_relaxed_gpu(p.counters + job.first_cta);

@@ -15,6 +15,11 @@
 #include "../ptx_sm90a.cuh"
 #include "decode_sm90a.h"
 
+/* 1 before this file is included: tiles of 64 rows have the keys on wgmma's 64 side as well. */
+#ifndef MLAI_DECODE_KEYS_ON_M
+#define MLAI_DECODE_KEYS_ON_M 0
+#endif
+
 namespace mlai_decode
 {
 
@@ -27,6 +32,8 @@ constexpr int CHUNK_BYTES = KEYS * 128;
 constexpr int STAGE_BYTES = CHUNKS * CHUNK_BYTES;
 constexpr int STAGES = MLAI_DECODE_SM90A_STAGES;
 template <int Rows> constexpr int QUERY_BUFFERS = Rows < 64 ? 2 : 1;
+/* Tiles whose rows are on wgmma's 64 side. */
+template <int Rows> constexpr bool ROWS_ON_M = Rows == 64 && !MLAI_DECODE_KEYS_ON_M;
 /* A block arrives and is freed in parts: chunks 0 1 4 5 (each value warpgroup's first half), 2 3 6
  * 7, 8. */
 constexpr int PARTS = 3;
@@ -39,16 +46,21 @@ constexpr float NEG_INF = -__builtin_huge_valf();
 constexpr float LAZY_MAX = 8.0f;
 
 /* How the line is cut: the first `longer` stretches have each + 1 positions, the others `each`.
- * Where all tile groups cost the same and whole ones balance to within a tenth, none is cut. */
+ * Where all tile groups cost the same and whole ones balance to within a tenth, none is cut; where
+ * as many stretches for each balance to within a block, none has two. */
 struct plan {
     int32_t total, stretches, each, longer;
-    int32_t request; /* the one in which this CTA's stretch begins */
-    int32_t start;   /* where that request begins */
+    int32_t request;            /* the one in which this CTA's stretch begins */
+    int32_t start;              /* where that request begins */
+    int32_t pieces, cost, lead; /* where each tile group is cut into as many pieces (else pieces is
+                                 * 0): how many, a group's length, how much of it precedes its
+                                 * blocks */
 
     __device__ __forceinline__ void cut(int32_t line, int32_t count, int32_t least_cost,
-                                        int32_t most_cost)
+                                        int32_t most_cost, int32_t even_lead)
     {
         total = line;
+        pieces = 0;
         stretches = min(line, count);
         each = line / max(stretches, 1);
         longer = line - each * stretches;
@@ -58,15 +70,32 @@ struct plan {
                 each = whole * most_cost;
                 longer = 0;
                 stretches = (groups + whole - 1) / whole;
+            } else if (even_lead > 0 && 2 * groups <= count) {
+                const int32_t many = count / groups, blocks = most_cost - even_lead;
+                /* 2^20: products with a piece's number stay below 2^31 */
+                if (blocks >= many && blocks < 1 << 20 && (blocks + many - 1) / many <= each + 1) {
+                    pieces = many;
+                    cost = most_cost;
+                    lead = even_lead;
+                    stretches = groups * many;
+                }
             }
         }
     }
     __device__ __forceinline__ int32_t begin_of(int32_t stretch) const
     {
+        if (pieces > 0) {
+            const int32_t group = stretch / pieces, piece = stretch - group * pieces;
+            return group * cost + (piece > 0 ? lead + piece * (cost - lead) / pieces : 0);
+        }
         return min(stretch * each + min(stretch, longer), total);
     }
     __device__ __forceinline__ int32_t stretch_of(int32_t position) const
     {
+        if (pieces > 0) {
+            const int32_t group = position / cost, block = max(position - group * cost - lead, 0);
+            return group * pieces + ((block + 1) * pieces - 1) / (cost - lead);
+        }
         const int32_t split = longer * (each + 1);
         return position < split ? position / (each + 1) : longer + (position - split) / each;
     }
@@ -92,6 +121,7 @@ struct tail {
     uint64_t full[STAGES][PARTS];
     uint64_t p_full[STAGES];
     uint64_t empty[STAGES][2]; /* the first part; the others */
+    uint64_t q_full, q_empty;  /* tiles of 64 rows, filled by warps 1-3 */
     int32_t warp_total[MAX_WARPS], warp_least[MAX_WARPS], warp_most[MAX_WARPS];
     int32_t first_request, first_start;
     plan found;
@@ -280,7 +310,7 @@ template <int Rows> MLAI_DEV plan plan_few(const params &p, int32_t stretch, int
     plan cuts;
     cuts.cut(__shfl_sync(0xffffffffu, sum, 31), count,
              __reduce_min_sync(0xffffffffu, one ? one : INT32_MAX),
-             __reduce_max_sync(0xffffffffu, one));
+             __reduce_max_sync(0xffffffffu, one), ROWS_ON_M<Rows> ? p.item_cost : 0);
     cuts.request = cuts.start = 0;
     if (stretch < cuts.stretches) {
         const int32_t begin = cuts.begin_of(stretch);
@@ -327,7 +357,7 @@ MLAI_DEV plan plan_many(const params &p, tail &s, int32_t stretch, int32_t count
                 most = max(most, s.warp_most[w]);
             }
             if (p.batch <= threads || pass == 0) {
-                r.cut(carry, count, least, most);
+                r.cut(carry, count, least, most, ROWS_ON_M<Rows> ? p.item_cost : 0);
             }
             if (pass == 1 && cost > 0 && stretch < r.stretches) {
                 const int32_t begin = r.begin_of(stretch);

@@ -15,19 +15,47 @@
 #ifndef MLAI_DECODE_ROWS64_SM90A_CUH
 #define MLAI_DECODE_ROWS64_SM90A_CUH
 
-#include "decode_merge_sm90a.cuh"
+#include "decode_merge64_sm90a.cuh"
 
 namespace mlai_decode
 {
 
-template <int Format, class Walk>
+/* Warps 1-3, while warp 0 fetches keys: the rows of each piece, as soon as nobody scores the last
+ * ones any more, and those of the piece after it into L2. */
+template <class Walk>
+MLAI_DEV void produce_queries(const params &p, tail &s, uint32_t q_smem, Walk w)
+{
+    constexpr int ROWS = 64, THREADS = 96;
+    uint32_t piece = 0;
+    while (w.live() && !w.has_blocks()) {
+        w.advance(p);
+    }
+    for (; w.live(); piece++) {
+        mlai_mbar_wait(mlai_smem_u32(&s.q_empty), piece % 2 ^ 1);
+        issue_queries<ROWS, THREADS>(p, s.row_len[piece % 2], q_smem, w.now, w.first_row(p));
+        do {
+            w.advance(p);
+        } while (w.live() && !w.has_blocks());
+        mlai_cp_async_wait<0>();
+        mlai_fence_proxy_async_shared(); /* orders the copies before wgmma's reads */
+        mlai_mbar_arrive(mlai_smem_u32(&s.q_full));
+        if (w.live()) {
+            prefetch_queries<ROWS, THREADS>(p, w.now, w.first_row(p));
+        }
+    }
+}
+
+template <int Format, int Load, class Walk>
 MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_smem, Walk w)
 {
     constexpr int ROWS = 64;
     const int32_t tid = threadIdx.x % 128, lane = tid % 32, warp = tid / 32;
-    const uint32_t half = (threadIdx.x / 128) % 2;
+    const uint32_t half = __shfl_sync(0xffffffffu, (threadIdx.x / 128) % 2, 0);
     const int32_t thread256 = threadIdx.x % 256, row0 = warp * 16 + lane / 4;
     const logit_scale scaling = make_logit_scale(p);
+    /* Where it can, the scale goes into the exponent's own multiplication. */
+    const bool plain = !scaling.capped && scaling.factor > 0.0f;
+    const float factor = plain ? scaling.factor : 1.0f;
     float d[KEYS / 2];
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
@@ -43,16 +71,14 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
             continue;
         }
         begin_piece<ROWS>(p, s, w, out);
-        issue_queries<ROWS, 256>(p, s.row_len[0], q_smem, w.now, out.first_row);
-        mlai_cp_async_wait<0>();
-        mlai_fence_proxy_async_shared(); /* orders the copies before wgmma's reads */
-        mlai_bar_sync(BAR_VALUES, 256);  /* orders all copies and row lengths before their use */
-        Walk ahead = w;
-        do {
-            ahead.advance(p);
-        } while (ahead.live() && !ahead.has_blocks());
-        if (ahead.live()) {
-            prefetch_queries<ROWS, 256>(p, ahead.now, ahead.first_row(p));
+        int32_t *row_len = s.row_len[piece % 2];
+        if constexpr (Load == LOAD_GATHER) {
+            issue_queries<ROWS, 256>(p, row_len, q_smem, w.now, out.first_row);
+            mlai_cp_async_wait<0>();
+            mlai_fence_proxy_async_shared(); /* orders the copies before wgmma's reads */
+            mlai_bar_sync(BAR_VALUES, 256);  /* orders copies and row lengths before their use */
+        } else {
+            mlai_mbar_wait(mlai_smem_u32(&s.q_full), piece % 2);
         }
         const int32_t len = visible_keys(p, w.now, w.now.q_len - 1);
         const int32_t shortest = visible_keys(p, w.now, divide(p.by_heads, out.first_row));
@@ -76,9 +102,16 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
             }
         };
         int32_t block = w.block_begin;
+        const auto leave_queries = [&]() {
+            __syncwarp(); /* orders the warp's reads of Q before its arrival */
+            if (lane == 0) {
+                mlai_mbar_arrive(mlai_smem_u32(&s.q_empty));
+            }
+        };
         const auto own_block = [&]() {
             const uint32_t stage = n % STAGES, parity = (n / STAGES) & 1;
-            const uint32_t base = ring + stage * STAGE_BYTES, p_smem = base + 8 * CHUNK_BYTES;
+            const uint32_t base = __shfl_sync(0xffffffffu, ring + stage * STAGE_BYTES, 0),
+                           p_smem = base + 8 * CHUNK_BYTES;
             const uint64_t v = mlai_wgmma_descriptor(base + half * 4 * CHUNK_BYTES, CHUNK_BYTES,
                                                      1024, MLAI_SWIZZLE_128);
 #pragma unroll
@@ -86,8 +119,8 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
                 constexpr int ORDER[CHUNKS] = {0, 1, 4, 5, 2, 3, 6, 7, 8};
                 if (i % 4 == 0) {
                     mlai_mbar_wait(mlai_smem_u32(&s.full[stage][i / 4]), parity);
+                    mlai_wgmma_fence();
                 }
-                mlai_wgmma_fence();
                 const int c = ORDER[i];
                 const uint64_t q = mlai_wgmma_descriptor(q_smem, 0, 1024, MLAI_SWIZZLE_128) +
                                    c * (ROWS * 128 >> 4);
@@ -97,29 +130,36 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
                 for (int kk = 0; kk < 4; kk++) {
                     mma<Format, KEYS, 0, 0>(d, q + 2 * kk, k + 2 * kk, i > 0 || kk > 0);
                 }
-            }
-            mlai_wgmma_commit();
-            if (block > w.block_begin) {
-                mlai_wgmma_wait<2>();
-                release(s, stage ^ 1, 0); /* half of the product of the block before is done */
-                mlai_wgmma_wait<1>();
-                release(s, stage ^ 1, 1);
+                if (i % 4 == 3 || i == CHUNKS - 1) {
+                    mlai_wgmma_commit();
+                }
+                if (i == 3 && block > w.block_begin) {
+                    mlai_wgmma_wait<2>();
+                    release(s, stage ^ 1, 0); /* half of the product of the block before is done */
+                    mlai_wgmma_wait<1>();
+                    release(s, stage ^ 1, 1);
+                }
             }
             mlai_wgmma_wait<0>();
             mlai_wgmma_fence_operand(d);
             mlai_wgmma_fence_operand(o[0]);
             mlai_wgmma_fence_operand(o[1]);
+            if (Load != LOAD_GATHER && block + 2 * w.step() >= w.block_end) {
+                leave_queries();
+            }
             float x[KEYS / 2];
 #pragma unroll
             for (int i = 0; i < KEYS / 2; i++) {
                 x[i] = d[i];
             }
-            scale_logits(scaling, x);
+            if (!plain) {
+                scale_logits(scaling, x);
+            }
             if (block * KEYS + KEYS > shortest) {
 #pragma unroll
                 for (int i = 0; i < KEYS / 2; i++) {
                     const int32_t key = block * KEYS + i / 4 * 8 + (lane % 4) * 2 + i % 2;
-                    x[i] = key < s.row_len[0][row0 + i / 2 % 2 * 8] ? x[i] : NEG_INF;
+                    x[i] = key < row_len[row0 + i / 2 % 2 * 8] ? x[i] : NEG_INF;
                 }
             }
             float top[2] = {NEG_INF, NEG_INF};
@@ -130,6 +170,7 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
             bool raise = false;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
+                top[i] *= factor;
                 raise = raise || must_raise(top[i], reference[i]);
             }
             if (__any_sync(0xffffffffu, raise)) {
@@ -147,8 +188,8 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
 #pragma unroll
             for (int i = 0; i < KEYS / 2; i += 2) {
                 const int r = i / 2 % 2;
-                x[i] = mlai_exp2(x[i] - shift[r]);
-                x[i + 1] = mlai_exp2(x[i + 1] - shift[r]);
+                x[i] = mlai_exp2(fmaf(x[i], factor, -shift[r]));
+                x[i + 1] = mlai_exp2(fmaf(x[i + 1], factor, -shift[r]));
                 sum[r] += x[i] + x[i + 1];
                 probs[i / 2] = pack<Format>(x[i], x[i + 1]);
             }
@@ -189,7 +230,8 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
         };
         const auto other_block = [&]() {
             const uint32_t stage = n % STAGES, parity = (n / STAGES) & 1;
-            const uint32_t base = ring + stage * STAGE_BYTES, p_smem = base + 8 * CHUNK_BYTES;
+            const uint32_t base = __shfl_sync(0xffffffffu, ring + stage * STAGE_BYTES, 0),
+                           p_smem = base + 8 * CHUNK_BYTES;
             const uint64_t v = mlai_wgmma_descriptor(base + half * 4 * CHUNK_BYTES, CHUNK_BYTES,
                                                      1024, MLAI_SWIZZLE_128);
             if (block > w.block_begin) {
@@ -225,6 +267,9 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
             n++;
         };
         if (n % STAGES != half) {
+            if (Load != LOAD_GATHER && block + w.step() >= w.block_end) {
+                leave_queries(); /* no block of its own */
+            }
             other_block();
         }
         while (block < w.block_end) {
@@ -269,7 +314,7 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
             const float all = sums[0][thread256] + sums[1][thread256];
             my_lse2 = all > 0.0f ? s.lse2[piece % 2][thread256] + mlai_log2(all) : NEG_INF;
         }
-        finish_piece<Format, ROWS>(p, s, w, out, o, my_lse2);
+        finish_piece_64<Format>(p, s, w, out, o, my_lse2);
         piece++;
     }
 }

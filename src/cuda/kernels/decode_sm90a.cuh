@@ -8,7 +8,7 @@
  *
  *   Rows < 64, 16 warps          Rows = 64, 12 warps
  *   0-3    producer              0-3    producer           K blocks of 64 keys into a ring of two
- *   4-7    scores                -
+ *   4-7    scores                -                         (and Rows = 64: the next tile's queries)
  *   8-15   values, merge, store  4-11   scores and values, merge, store
  *
  *   producer --full[stage][3 parts]--> scores --p_full[stage]--> values --empty[stage][2]-->
@@ -26,10 +26,10 @@
 namespace mlai_decode
 {
 
-/* Value warps: their tiles, then their share of the merges. Before the first P arrives they have
- * nothing to do and rehearse a merge of nothing, which brings its instructions in: they run once a
- * launch, and fetching them then costs more than the merge. */
-template <int Format, int Rows>
+/* Value warps: their tiles, then their share of the merges. Before the first P arrives those of
+ * small tiles have nothing to do and rehearse a merge of nothing, which brings its instructions in:
+ * they run once a launch, and fetching them then costs more than the merge. */
+template <int Format, int Rows, int Load>
 MLAI_DEV void values_and_merges(const params &p, tail &s, uint32_t ring, char *ring_generic,
                                 uint32_t q_smem)
 {
@@ -37,13 +37,13 @@ MLAI_DEV void values_and_merges(const params &p, tail &s, uint32_t ring, char *r
     for (int32_t step = 0; step < 3; step++) {
         merge_job job = {};
         if (step == 0) {
-            job.pieces = p.batch <= 32 ? 8 * fragment<Rows>::LINES : 0;
+            job.pieces = Rows < 64 && p.batch <= 32 ? 8 * fragment<Rows>::LINES : 0;
         } else {
             if (step == 1) {
                 walk<Rows> w;
                 w.start(p, s.found, (int32_t)blockIdx.x / p.share);
                 if constexpr (Rows == 64) {
-                    tiles_of_64<Format>(p, s, ring, q_smem, w);
+                    tiles_of_64<Format, Load>(p, s, ring, q_smem, w);
                 } else {
                     values<Format, Rows>(p, s, ring, w);
                 }
@@ -64,9 +64,14 @@ MLAI_DEV void values_and_merges(const params &p, tail &s, uint32_t ring, char *r
         } else {
             job.mine = 7; /* of 8 slices a line: the one that gets it */
         }
-        constexpr int LINES = fragment<Rows>::LINES;
-        merge_many<Format, Rows>(p, job, job.mine * LINES / job.pieces,
-                                 (job.mine + 1) * LINES / job.pieces, (merge_state *)ring_generic);
+        if constexpr (Rows == 64) {
+            merge_tile_64<Format>(p, job, ring_generic);
+        } else {
+            constexpr int LINES = fragment<Rows>::LINES;
+            merge_many<Format, Rows>(p, job, job.mine * LINES / job.pieces,
+                                     (job.mine + 1) * LINES / job.pieces,
+                                     (merge_state *)ring_generic);
+        }
     }
 }
 
@@ -88,6 +93,8 @@ template <int Format, int Rows, int Load> MLAI_DEV void decode(const params &p)
             mlai_mbar_init(mlai_smem_u32(&s.empty[i][0]), 8);
             mlai_mbar_init(mlai_smem_u32(&s.empty[i][1]), 8);
         }
+        mlai_mbar_init(mlai_smem_u32(&s.q_full), 96);
+        mlai_mbar_init(mlai_smem_u32(&s.q_empty), 8);
         s.jobs[0].pieces = s.jobs[1].pieces = 0;
         mlai_fence_mbar_init();
         if (Load != LOAD_GATHER) {
@@ -108,6 +115,8 @@ template <int Format, int Rows, int Load> MLAI_DEV void decode(const params &p)
             produce_gather<Rows>(p, s, ring, w);
         } else if (warp == 0) {
             produce_tensor<Rows>(p, s, ring, w);
+        } else if constexpr (Rows == 64) {
+            produce_queries(p, s, q_smem, w);
         }
     } else if (Rows < 64 && warp < 8) {
         mlai_setmaxnreg_inc<136>();
@@ -116,7 +125,7 @@ template <int Format, int Rows, int Load> MLAI_DEV void decode(const params &p)
         }
     } else {
         mlai_setmaxnreg_inc<(Rows < 64 ? 144 : 224)>();
-        values_and_merges<Format, Rows>(p, s, ring, aligned, q_smem);
+        values_and_merges<Format, Rows, Load>(p, s, ring, aligned, q_smem);
     }
 }
 
