@@ -179,6 +179,44 @@ void mlai_block_keep_rows(mlai_block *block, int64_t unit)
         memcpy(slots[slot], slots[slot] + MLAI_UNIT_KEYS, MLAI_UNIT_KEYS * sizeof(void *));
 }
 
+/* A row of zeros behind an odd number of keys. */
+static void pad_keys(const mlai_block *block, int32_t n_keys)
+{
+    mlai_block_memory *memory = block->memory;
+    if (n_keys % 2 == 0)
+        return;
+    for (int32_t i = 0; i < block->shape->n_pieces; i++)
+        memory->keys[i][n_keys] = memory->zeros;
+    memory->values[n_keys] = memory->zeros;
+}
+
+static mlai_unit unit_of(const mlai_block *block, int32_t n_keys)
+{
+    mlai_block_memory *memory = block->memory;
+    mlai_unit u = {
+        .shape = block->shape,
+        .q = memory->q,
+        .n_rows = block->n_rows,
+        .n_keys = n_keys,
+        .visible = memory->visible,
+        .scale = block->scale,
+        .cap = block->cap,
+        .scratch = memory->scratch,
+        .values = block->shares_rows ? (const void *const *)memory->keys[0]
+                                     : (const void *const *)memory->values,
+    };
+    for (int32_t i = 0; i < block->shape->n_pieces; i++)
+        u.keys[i] = memory->keys[i];
+    return u;
+}
+
+bool mlai_block_pack_unit(const mlai_block *block, int32_t n_keys, void *packed)
+{
+    mlai_unit u = unit_of(block, n_keys);
+    pad_keys(block, n_keys);
+    return block->kernel->pack_unit(&u, packed);
+}
+
 void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *hidden,
                          mlai_triple acc, bool is_first)
 {
@@ -197,29 +235,19 @@ void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *h
     /* Lanes beyond the rows must not make anyone mask: they see all, and nobody reads them. */
     for (int32_t row = block->n_rows; row < padded_rows; row++)
         memory->visible[row] = MLAI_UNIT_KEYS;
-    if (n_keys & 1) {
-        for (int32_t i = 0; i < block->shape->n_pieces; i++)
-            memory->keys[i][n_keys] = memory->zeros;
-        memory->values[n_keys] = memory->zeros;
+    mlai_unit u = unit_of(block, n_keys);
+    u.hidden = hidden;
+    u.acc = acc;
+    u.is_first = is_first;
+    if (block->packed) {
+        u.packed = block->packed;
+        u.n_ahead = block->n_ahead;
+        block->kernel->unit(&u);
+        return;
     }
-    mlai_unit u = {
-        .shape = block->shape,
-        .q = memory->q,
-        .n_rows = block->n_rows,
-        .n_keys = n_keys,
-        .n_ahead =
-            (int32_t)mlai_max_i64(0, mlai_block_keys_end(block, unit) - first_key - MLAI_UNIT_KEYS),
-        .visible = memory->visible,
-        .hidden = hidden,
-        .scale = block->scale,
-        .cap = block->cap,
-        .acc = acc,
-        .is_first = is_first,
-        .scratch = memory->scratch,
-    };
-    for (int32_t i = 0; i < block->shape->n_pieces; i++)
-        u.keys[i] = memory->keys[i];
-    u.values = block->shares_rows ? (const void *const *)memory->keys[0] : memory->values;
+    pad_keys(block, n_keys);
+    u.n_ahead =
+        (int32_t)mlai_max_i64(0, mlai_block_keys_end(block, unit) - first_key - MLAI_UNIT_KEYS);
     if (seen_by_all == n_keys || are_finite(&u, seen_by_all))
         block->kernel->unit(&u);
     else

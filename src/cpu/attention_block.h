@@ -41,7 +41,9 @@ typedef struct mlai_block {
     int64_t found;     /* keys below have their row pointers, see mlai_block_keep_rows */
     float scale;
     float cap;
-    bool shares_rows; /* values are the first columns of keys[0] */
+    bool shares_rows;   /* values are the first columns of keys[0] */
+    const void *packed; /* of the unit that runs, whose values are all finite; or NULL */
+    int32_t n_ahead; /* with packed: row pointers from MLAI_UNIT_KEYS on of what is packed next */
 } mlai_block;
 
 /* A bump allocator that only counts when base is NULL: sizing and cutting are one function. */
@@ -92,6 +94,9 @@ static inline int64_t mlai_block_keys_end(const mlai_block *block, int64_t unit)
 void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *hidden,
                          mlai_triple acc, bool is_first);
 
+/* Packs keys 0..n_keys-1 of memory->keys and values, see pack_unit. */
+bool mlai_block_pack_unit(const mlai_block *block, int32_t n_keys, void *packed);
+
 /* A row's tree half way: what is folded of whole segments and of the running one. */
 typedef struct mlai_progress {
     mlai_triple total;
@@ -105,6 +110,13 @@ typedef struct mlai_progress {
 void mlai_progress_close(const mlai_attention_kernel *kernel, mlai_progress *progress,
                          int64_t o_stride, int64_t unit_end, int64_t n_units, int32_t first,
                          int32_t end);
+
+/* Rows of queries and outputs lie far apart: nobody else asks for their lines ahead of time. */
+static inline void mlai_prefetch_row(const void *row, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += 64)
+        __builtin_prefetch((const char *)row + at, 0, 2);
+}
 
 /* ln 2 * m + ln l, or -inf. */
 float mlai_triple_lse(float m, float l);

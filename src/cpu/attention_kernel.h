@@ -72,8 +72,9 @@ typedef struct mlai_unit {
     float scale;            /* of q . k */
     float cap;              /* 0 = off */
     mlai_triple acc;
-    bool is_first; /* acc is empty and is written, not read */
-    void *scratch; /* scratch_bytes */
+    bool is_first;      /* acc is empty and is written, not read */
+    void *scratch;      /* scratch_bytes */
+    const void *packed; /* or NULL; the unit as pack_unit left it: keys and values are not read */
 } mlai_unit;
 
 typedef struct mlai_attention_kernel {
@@ -86,6 +87,13 @@ typedef struct mlai_attention_kernel {
     /* Queries of a block to the kernel's layout: rows[piece][row], of q_format. */
     void (*pack_q)(const mlai_attention_shape *shape, void *q, const void *const *const rows[],
                    int32_t n_rows);
+    /*
+     * For units that several blocks of rows come to: n_keys keys and values (shape, keys, values
+     * and scratch of the unit) in the kernel's own layout, packed_bytes long. False where some
+     * value is not finite. packed_bytes is 0, or NULL with pack_unit, where nothing is packed.
+     */
+    uint64_t (*packed_bytes)(const mlai_attention_shape *shape);
+    bool (*pack_unit)(const mlai_unit *unit, void *packed);
     void (*unit)(const mlai_unit *unit);
     /* acc = fold(acc, next) for rows first..end-1; both hold something. */
     void (*fold)(mlai_triple acc, mlai_triple next, int64_t o_stride, int32_t first, int32_t end);

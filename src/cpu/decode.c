@@ -211,11 +211,13 @@ static void pack_queries(const decode_job *job, cursor *c)
 {
     const mla_decode_params *p = job->params;
     mlai_block_memory *memory = c->block.memory;
+    int64_t row_bytes = p->q.shape[p->q.rank - 1] * job->q_bytes;
     for (int32_t i = 0; i < c->block.n_rows; i++) {
         int64_t j = (c->first_row + i) / job->heads, head = (c->first_row + i) % job->heads;
         const char *q =
             (const char *)p->q.data + row_offset(job, &p->q, 4, c->request, j, head) * job->q_bytes;
         memory->q_rows[0][i] = q;
+        mlai_prefetch_row(q, row_bytes);
         if (mlai_present(&p->q_rope))
             memory->q_rows[1][i] =
                 (const char *)p->q_rope.data +

@@ -133,25 +133,28 @@ static void pack_q_narrow(const mlai_attention_shape *shape, uint16_t *q,
     }
 }
 
-/* 16 rows of up to 16 pairs of dims, out of rows[first..] from dim d on, as 16 vectors of rows. */
-static void load_block(const mlai_attention_shape *shape, const void *const *rows, int32_t n_rows,
-                       int32_t d, int32_t m, __m512i x[V_LANES])
+/* 16 rows of up to 16 pairs of dims, from dim d on, as 16 vectors of rows. */
+static __attribute__((noinline)) void load_part(const mlai_attention_shape *shape,
+                                                const void *const *rows, int32_t n_rows, int32_t d,
+                                                int32_t m, __m512i x[V_LANES])
 {
     int64_t byte = (int64_t)d * mla_format_bytes(shape->q_format);
     uint16_t part[CHUNK];
     for (int32_t lane = 0; lane < V_LANES; lane++) {
-        x[lane] = _mm512_setzero_si512();
-        if (lane >= n_rows)
-            continue;
-        const char *in = (const char *)rows[lane] + byte;
-        if (m == CHUNK && shape->q_format == MLA_FORMAT_BF16) {
-            x[lane] = _mm512_loadu_si512(in);
-            continue;
-        }
         memset(part, 0, sizeof part);
-        row_to_bf16(part, in, shape->q_format, m);
+        if (lane < n_rows)
+            row_to_bf16(part, (const char *)rows[lane] + byte, shape->q_format, m);
         x[lane] = _mm512_loadu_si512(part);
     }
+    transpose16(x);
+}
+
+/* The same of 16 whole chunks. */
+MLAI_INLINE void load_chunks(const void *const *rows, int32_t d, __m512i x[V_LANES])
+{
+    MLAI_UNROLL
+    for (int32_t lane = 0; lane < V_LANES; lane++)
+        x[lane] = _mm512_loadu_si512((const uint16_t *)rows[lane] + d);
     transpose16(x);
 }
 
@@ -167,6 +170,7 @@ static void pack_q(const mlai_attention_shape *shape, void *q, const void *const
     int32_t n_vecs = (n_rows + V_LANES - 1) / V_LANES;
     for (int32_t vec_index = 0; vec_index < n_vecs; vec_index++) {
         int32_t first = vec_index * V_LANES, group = vec_index / G_VECS * G_VECS;
+        bool is_whole = first + V_LANES <= n_rows && shape->q_format == MLA_FORMAT_BF16;
         int64_t width = (int64_t)(n_vecs - group < G_VECS ? n_vecs - group : G_VECS) * V_LANES;
         uint32_t *out = (uint32_t *)q + (int64_t)group * V_LANES * pairs + (first % GROUP);
         for (int32_t piece = 0; piece < shape->n_pieces; piece++) {
@@ -174,7 +178,15 @@ static void pack_q(const mlai_attention_shape *shape, void *q, const void *const
             for (int32_t d = 0; d < n; d += CHUNK) {
                 int32_t m = n - d < CHUNK ? n - d : CHUNK;
                 __m512i x[V_LANES];
-                load_block(shape, rows[piece] + first, n_rows - first, d, m, x);
+                if (m == CHUNK && is_whole) {
+                    load_chunks(rows[piece] + first, d, x);
+                    MLAI_UNROLL
+                    for (int32_t i = 0; i < V_LANES; i++)
+                        _mm512_storeu_si512(out + i * width, x[i]);
+                    out += V_LANES * width;
+                    continue;
+                }
+                load_part(shape, rows[piece] + first, n_rows - first, d, m, x);
                 for (int32_t i = 0; i < (m + 1) / 2; i++, out += width)
                     _mm512_storeu_si512(out, x[i]);
             }
@@ -252,6 +264,15 @@ MLAI_INLINE void feed_step(feed *f)
     }
 }
 
+/* Keys that some of rows row..row+n_rows-1 sees. */
+static int32_t keys_seen(const mlai_unit *u, int32_t row, int32_t n_rows)
+{
+    int32_t seen = 0;
+    for (int32_t r = row; r < row + n_rows; r++)
+        seen = u->visible[r] > seen ? u->visible[r] : seen;
+    return seen < u->n_keys ? seen : u->n_keys;
+}
+
 /* ---- scores --------------------------------------------------------------------------------- */
 
 typedef struct tile_of_scores {
@@ -261,7 +282,7 @@ typedef struct tile_of_scores {
 /* acc += q x keys over n_pairs pairs that start `byte` bytes into the rows. */
 MLAI_INLINE void score_pairs(const int32_t n_vecs, const int32_t n_keys, tile_of_scores *t,
                              const void *const *keys, int64_t byte, int64_t n_pairs,
-                             const uint32_t *q, feed *ahead)
+                             const uint32_t *q, int64_t stride, feed *ahead)
 {
     const char *k[S_KEYS];
     MLAI_UNROLL
@@ -269,13 +290,11 @@ MLAI_INLINE void score_pairs(const int32_t n_vecs, const int32_t n_keys, tile_of
         k[j] = (const char *)keys[j] + byte;
     /* A cache line of each key at a time; without a feed also the line of the tile that is next. */
     for (int64_t line = 0; line < n_pairs; line += LINE_PAIRS) {
-        if (ahead) {
+        if (ahead)
             feed_step(ahead);
-        } else {
-            MLAI_UNROLL
-            for (int32_t j = 0; j < n_keys; j++)
-                _mm_prefetch((const char *)keys[n_keys + j] + byte + 4 * line, _MM_HINT_T0);
-        }
+        MLAI_UNROLL
+        for (int32_t j = 0; j < n_keys; j++)
+            _mm_prefetch((const char *)keys[n_keys + j] + byte + 4 * line, _MM_HINT_T0);
         int64_t end = line + LINE_PAIRS < n_pairs ? line + LINE_PAIRS : n_pairs;
         for (int64_t i = line; i < end; i++) {
             __m512i row[G_VECS];
@@ -289,7 +308,7 @@ MLAI_INLINE void score_pairs(const int32_t n_vecs, const int32_t n_keys, tile_of
                 for (int32_t v = 0; v < n_vecs; v++)
                     t->acc[j][v] = dot(t->acc[j][v], row[v], x);
             }
-            q += n_vecs * V_LANES;
+            q += stride;
         }
     }
 }
@@ -305,37 +324,38 @@ MLAI_INLINE void clear_tile(const int32_t n_vecs, const int32_t n_keys, tile_of_
 }
 
 MLAI_INLINE void score_tile(const int32_t n_vecs, const int32_t n_keys, const mlai_unit *u,
-                            const scratch *s, const bf16_rows *rows, const uint32_t *q, int32_t key,
-                            feed *ahead)
+                            const scratch *s, const bf16_rows *rows, const uint32_t *q,
+                            int64_t stride, int32_t first_vec, int32_t key, feed *ahead)
 {
     tile_of_scores t;
-    float *scores = s->scores + (int64_t)key * n_vecs * V_LANES;
+    float *scores = s->scores + key * stride + first_vec * V_LANES;
+    q += first_vec * V_LANES;
     clear_tile(n_vecs, n_keys, &t);
     if (s->tiles == 1) {
         for (int32_t piece = 0; piece < u->shape->n_pieces; piece++) {
             int64_t n = (u->shape->piece_dims[piece] + 1) / 2;
-            score_pairs(n_vecs, n_keys, &t, rows->keys[piece] + key, 0, n, q, ahead);
-            q += n * n_vecs * V_LANES;
+            score_pairs(n_vecs, n_keys, &t, rows->keys[piece] + key, 0, n, q, stride, ahead);
+            q += n * stride;
         }
         MLAI_UNROLL
         for (int32_t j = 0; j < n_keys; j++) {
             MLAI_UNROLL
             for (int32_t v = 0; v < n_vecs; v++)
-                v_store(scores + (j * n_vecs + v) * V_LANES, t.acc[j][v]);
+                v_store(scores + j * stride + v * V_LANES, t.acc[j][v]);
         }
         return;
     }
     /* ds656: rope first, then each tile of 128 dims times its scale. */
-    int64_t tile_pairs = MLAI_DS656_TILE / 2, step = tile_pairs * n_vecs * V_LANES;
+    int64_t tile_pairs = MLAI_DS656_TILE / 2, step = tile_pairs * stride;
     score_pairs(n_vecs, n_keys, &t, rows->keys[1] + key, 0, u->shape->piece_dims[1] / 2,
-                q + MLAI_DS656_TILES * step, ahead);
+                q + MLAI_DS656_TILES * step, stride, ahead);
     for (int32_t tile = 0; tile <= MLAI_DS656_TILES; tile++) {
         const float *scales = s->scales + (int64_t)key * MLAI_DS656_TILES + tile - 1;
         MLAI_UNROLL
         for (int32_t j = 0; j < n_keys; j++) {
             MLAI_UNROLL
             for (int32_t v = 0; v < n_vecs; v++) {
-                float *at = scores + (j * n_vecs + v) * V_LANES;
+                float *at = scores + j * stride + v * V_LANES;
                 v_store(at, tile == 0 ? t.acc[j][v]
                                       : v_fma(t.acc[j][v], v_set1(scales[j * MLAI_DS656_TILES]),
                                               v_load(at)));
@@ -345,19 +365,25 @@ MLAI_INLINE void score_tile(const int32_t n_vecs, const int32_t n_keys, const ml
             break;
         clear_tile(n_vecs, n_keys, &t);
         score_pairs(n_vecs, n_keys, &t, rows->keys[0] + key, tile * MLAI_DS656_TILE * 2, tile_pairs,
-                    q + tile * step, ahead);
+                    q + tile * step, stride, ahead);
     }
 }
 
+/* Keys first..end-1 of n_vecs vectors of rows from first_vec on. */
 MLAI_INLINE void score_keys(const int32_t n_vecs, const int32_t tile, const mlai_unit *u,
                             const scratch *s, const bf16_rows *rows, const uint32_t *q,
-                            int32_t n_keys, feed *ahead)
+                            int64_t stride, int32_t first_vec, int32_t first, int32_t end,
+                            feed *ahead)
 {
-    int32_t key = 0;
-    for (; key + tile <= n_keys; key += tile)
-        score_tile(n_vecs, tile, u, s, rows, q, key, ahead);
-    for (; key < n_keys; key += 2)
-        score_tile(n_vecs, 2, u, s, rows, q, key, ahead);
+    int32_t key = first;
+    for (; key + tile <= end; key += tile)
+        score_tile(n_vecs, tile, u, s, rows, q, stride, first_vec, key, ahead);
+    if (key + 4 <= end) {
+        score_tile(n_vecs, 4, u, s, rows, q, stride, first_vec, key, ahead);
+        key += 4;
+    }
+    for (; key < end; key += 2)
+        score_tile(n_vecs, 2, u, s, rows, q, stride, first_vec, key, ahead);
 }
 
 /* The same for one vector of rows; its tile is short, so the next line of each key is asked for. */
@@ -415,25 +441,36 @@ static __attribute__((noinline)) void score_vector(const mlai_unit *u, const scr
         score_vector_tile(2, u, s, rows, q, key, ahead);
 }
 
+/*
+ * A group of n_vecs vectors of rows, the first of which is block row `row`. What lies above the
+ * diagonal of a causal block is left out by vectors: once the keys that a vector sees are done, the
+ * vectors behind it go on alone.
+ */
 static void score_group(const mlai_unit *u, const scratch *s, const bf16_rows *rows,
-                        const uint32_t *q, int32_t n_vecs, int32_t n_keys, feed *ahead)
+                        const uint32_t *q, int32_t row, int32_t n_vecs, int32_t n_keys, feed *ahead)
 {
+    int64_t stride = n_vecs * V_LANES;
     n_keys += n_keys & 1;
-    switch (n_vecs) {
-    case 4:
-        score_keys(4, 6, u, s, rows, q, n_keys, ahead);
-        break;
-    case 3:
-        score_keys(3, 8, u, s, rows, q, n_keys, ahead);
-        break;
-    case 2:
-        score_keys(2, 8, u, s, rows, q, n_keys, ahead);
-        break;
-    default:
-        if (s->tiles == 1 && ahead)
-            score_vector(u, s, rows, q, n_keys, ahead);
-        else
-            score_keys(1, 8, u, s, rows, q, n_keys, ahead);
+    if (n_vecs == 1 && s->tiles == 1 && ahead) {
+        score_vector(u, s, rows, q, n_keys, ahead);
+        return;
+    }
+    for (int32_t v = 0, key = 0, end; v < n_vecs; v++, key = end) {
+        end = keys_seen(u, row + v * V_LANES, V_LANES);
+        end = mlai_max_i64(key, end + (end & 1));
+        switch (n_vecs - v) {
+        case 4:
+            score_keys(4, 6, u, s, rows, q, stride, v, key, end, ahead);
+            break;
+        case 3:
+            score_keys(3, 8, u, s, rows, q, stride, v, key, end, ahead);
+            break;
+        case 2:
+            score_keys(2, 8, u, s, rows, q, stride, v, key, end, ahead);
+            break;
+        default:
+            score_keys(1, 8, u, s, rows, q, stride, v, key, end, ahead);
+        }
     }
 }
 
@@ -551,15 +588,6 @@ static void score_narrow(const mlai_unit *u, const scratch *s, const bf16_rows *
             row += 1;
         }
     }
-}
-
-/* Keys that some of rows row..row+n_rows-1 sees. */
-static int32_t keys_seen(const mlai_unit *u, int32_t row, int32_t n_rows)
-{
-    int32_t seen = 0;
-    for (int32_t r = row; r < row + n_rows; r++)
-        seen = u->visible[r] > seen ? u->visible[r] : seen;
-    return seen < u->n_keys ? seen : u->n_keys;
 }
 
 /* ---- softmax -------------------------------------------------------------------------------- */
@@ -858,6 +886,76 @@ static void values_direct(const mlai_unit *u, const scratch *s, const void *cons
     }
 }
 
+/* ---- packed units --------------------------------------------------------------------------- */
+
+/* Keys as rows of one stride, values interleaved: [pointers of each piece][rows][panels]. */
+typedef struct packed {
+    const void **keys; /* [MLAI_TILE_POINTERS] */
+    uint16_t *rows;    /* [MLAI_UNIT_KEYS + 1][row_halfs], the last one zeros */
+    int64_t row_halfs;
+    uint32_t *panels;
+} packed;
+
+static packed cut_packed(const mlai_attention_shape *shape, char *base, uint64_t *bytes)
+{
+    packed p;
+    char *at = base;
+    p.row_halfs = padded(shape->piece_dims[0]);
+    p.keys = (const void **)carve(&at, MLAI_TILE_POINTERS * sizeof(void *));
+    p.rows =
+        (uint16_t *)carve(&at, (uint64_t)((MLAI_UNIT_KEYS + 1) * p.row_halfs) * sizeof(uint16_t));
+    p.panels =
+        (uint32_t *)carve(&at, (uint64_t)padded(shape->value_dims) * PAIRS * sizeof(uint32_t));
+    *bytes = (uint64_t)(at - base);
+    return p;
+}
+
+static uint64_t packed_bytes(const mlai_attention_shape *shape)
+{
+    uint64_t bytes = 0;
+    if (shape->n_pieces == 1)
+        cut_packed(shape, NULL, &bytes);
+    return bytes;
+}
+
+/* Whether all of n_pairs pairs of values are finite: no exponent is all ones. */
+static bool are_panels_finite(const uint32_t *panels, int64_t columns, int32_t n_pairs)
+{
+    const __m512i top = _mm512_set1_epi16(0x7f80);
+    __mmask32 bad = 0;
+    for (int64_t column = 0; column < columns; column += PANEL) {
+        int64_t width = columns - column < PANEL ? columns - column : PANEL;
+        for (int64_t at = 0; at < n_pairs * width; at += V_LANES) {
+            __m512i x = _mm512_loadu_si512(panels + column * PAIRS + at);
+            bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, top), top);
+        }
+    }
+    return bad == 0;
+}
+
+static bool pack_unit(const mlai_unit *u, void *base)
+{
+    char *end;
+    uint64_t bytes;
+    const mlai_attention_shape *shape = u->shape;
+    scratch s = cut_scratch(shape, u->scratch, &end);
+    packed p = cut_packed(shape, base, &bytes);
+    bf16_rows rows = take_rows(u, &s.copies, 2);
+    for (int32_t key = 0; key < MLAI_TILE_POINTERS; key++) {
+        int32_t row = key < u->n_keys ? key : MLAI_UNIT_KEYS;
+        p.keys[key] = p.rows + row * p.row_halfs;
+    }
+    for (int32_t key = 0; key < u->n_keys; key++) {
+        for (int64_t at = 0; at < p.row_halfs; at += CHUNK)
+            _mm_prefetch((const uint16_t *)rows.keys[0][key + COPY_AHEAD] + at, _MM_HINT_T0);
+        copy_bf16_row(p.rows + key * p.row_halfs, rows.keys[0][key], shape->piece_dims[0]);
+    }
+    memset(p.rows + MLAI_UNIT_KEYS * p.row_halfs, 0, (size_t)p.row_halfs * sizeof *p.rows);
+    s.panels = p.panels;
+    interleave_values(u, &s, rows.values);
+    return are_panels_finite(p.panels, padded(shape->value_dims), (u->n_keys + 1) / 2);
+}
+
 /* ---- the unit ------------------------------------------------------------------------------- */
 
 /* Steps of a feed in the scores of a unit, about. */
@@ -886,7 +984,8 @@ static void scores_to_p(const mlai_unit *u, const scratch *s, const bf16_rows *r
         if (u->shape->is_narrow)
             score_narrow(u, s, rows, row, n_keys, ahead);
         else
-            score_group(u, s, rows, (const uint32_t *)u->q + row * pairs, n_vecs, n_keys, ahead);
+            score_group(u, s, rows, (const uint32_t *)u->q + row * pairs, row, n_vecs, n_keys,
+                        ahead);
         for (int32_t i = 0; i < n_vecs; i++) {
             int32_t at = row + i * V_LANES, n = end - at < V_LANES ? end - at : V_LANES;
             softmax_rows(u, s, s->scores + i * V_LANES, n_vecs * V_LANES,
@@ -899,19 +998,28 @@ static void unit(const mlai_unit *u)
 {
     char *end;
     scratch s = cut_scratch(u->shape, u->scratch, &end);
-    bool is_direct = u->n_rows <= DIRECT_ROWS, is_shared = u->values == u->keys[0];
-    bf16_rows rows = take_rows(u, &s.copies, u->shape->is_narrow ? CHUNK : 2);
+    bool is_direct = !u->packed && u->n_rows <= DIRECT_ROWS, is_shared = u->values == u->keys[0];
+    bf16_rows rows;
+    if (u->packed) {
+        uint64_t bytes;
+        packed p = cut_packed(u->shape, (char *)(uintptr_t)u->packed, &bytes);
+        rows = (bf16_rows){{p.keys}, NULL};
+        s.panels = p.panels;
+        is_shared = false;
+    } else {
+        rows = take_rows(u, &s.copies, u->shape->is_narrow ? CHUNK : 2);
+    }
     feed ahead = start_feed(u, 0, is_direct ? 2 : 1, score_steps(u));
     if (is_direct) {
         scores_to_p(u, &s, &rows, 0, u->n_rows, &ahead);
         values_direct(u, &s, rows.values);
         return;
     }
-    if (!is_shared)
+    if (!is_shared && !u->packed)
         interleave_values(u, &s, rows.values);
     for (int32_t first = 0; first < u->n_rows; first += s.p_rows) {
         int32_t last = u->n_rows - first < s.p_rows ? u->n_rows : first + s.p_rows;
-        scores_to_p(u, &s, &rows, first, last, is_shared ? &ahead : NULL);
+        scores_to_p(u, &s, &rows, first, last, is_shared || u->packed ? &ahead : NULL);
         values_from_panels(u, &s, is_shared ? rows.values : NULL, first, last);
     }
 }
@@ -922,7 +1030,9 @@ const mlai_attention_kernel mlai_attention_bf16_avx512_bf16 = {
     .o_stride = o_stride,
     .q_bytes = q_bytes,
     .scratch_bytes = scratch_bytes,
+    .packed_bytes = packed_bytes,
     .pack_q = pack_q,
+    .pack_unit = pack_unit,
     .unit = unit,
     .fold = fold_triples,
     .finish = finish,

@@ -290,23 +290,52 @@ MLAI_INLINE void fold_row(const int32_t n_vecs, const mlai_unit *u, const float 
         v_store(o + i * V_LANES, v_fma(acc[i], b, v_mul(v_load(o + i * V_LANES), a)));
 }
 
+/* 32 values to bf16, as mlai_bf16_from_f32 rounds; the instruction would flush subnormals. */
+MLAI_INLINE __m512i round_to_bf16(vec low, vec high)
+{
+    __m512i x[2] = {_mm512_castps_si512(low), _mm512_castps_si512(high)};
+    const __m512i upper =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    MLAI_UNROLL
+    for (int32_t i = 0; i < 2; i++) {
+        __mmask16 is_nan =
+            _mm512_cmp_ps_mask(_mm512_castsi512_ps(x[i]), _mm512_castsi512_ps(x[i]), _CMP_UNORD_Q);
+        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(x[i], 16), _mm512_set1_epi32(1));
+        __m512i quiet = _mm512_or_si512(x[i], _mm512_set1_epi32(0x400000));
+        x[i] = _mm512_mask_mov_epi32(
+            _mm512_add_epi32(_mm512_add_epi32(x[i], odd), _mm512_set1_epi32(0x7fff)), is_nan,
+            quiet);
+    }
+    return _mm512_permutex2var_epi16(x[0], upper, x[1]);
+}
+
 static void finish(const mlai_attention_shape *shape, void *out, const float *o, float l,
                    float out_scale)
 {
-    float chunk[CHUNK] = {0};
+    float chunk[CHUNK];
     const __m512i low = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
     const __m512i high =
         _mm512_set_epi32(31, 30, 29, 28, 15, 14, 13, 12, 27, 26, 25, 24, 11, 10, 9, 8);
     int32_t bytes = mla_format_bytes(shape->out_format);
+    bool is_bf16 = shape->out_format == MLA_FORMAT_BF16;
+    vec factor = v_set1(l != 0.0f ? out_scale / l : 0.0f);
     for (int32_t at = 0; at < shape->value_dims; at += CHUNK) {
         int32_t n = shape->value_dims - at < CHUNK ? shape->value_dims - at : CHUNK;
+        char *to = (char *)out + (int64_t)at * bytes;
+        vec first = v_set1(0.0f), second = first;
         if (l != 0.0f) {
-            vec factor = v_set1(out_scale / l);
             vec lo = v_mul(v_load(o + at), factor), hi = v_mul(v_load(o + at + V_LANES), factor);
-            v_store(chunk, _mm512_permutex2var_ps(lo, low, hi));
-            v_store(chunk + V_LANES, _mm512_permutex2var_ps(lo, high, hi));
+            first = _mm512_permutex2var_ps(lo, low, hi);
+            second = _mm512_permutex2var_ps(lo, high, hi);
         }
-        narrow_row((char *)out + (int64_t)at * bytes, shape->out_format, chunk, n);
+        if (is_bf16 && n == CHUNK) {
+            _mm512_storeu_si512(to, round_to_bf16(first, second));
+            continue;
+        }
+        v_store(chunk, first);
+        v_store(chunk + V_LANES, second);
+        narrow_row(to, shape->out_format, chunk, n);
     }
 }
 
