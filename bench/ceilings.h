@@ -3,9 +3,10 @@
  *
  * Compute: independent chains of the fastest multiply-add instruction on registers only, so nothing
  * but the execution units limits them. bf16 dot: VDPBF16PS, 64 FLOP an instruction of 512 bits;
- * f32 FMA: 2 FLOP a lane. Memory: every thread reads (or copies) its own part of a buffer. Clock: a
- * chain of dependent multiplications with a known latency. Every figure is the sum over the
- * context's threads, from the first start to the last end.
+ * f32 FMA: 2 FLOP a lane. Memory: every thread reads (or copies) its own part of a buffer; a copy
+ * is the faster of memcpy and a loop of stores that pass by the caches. Clock: a chain of dependent
+ * multiplications with a known latency. Every figure is the sum over the context's threads, from
+ * the first start to the last end.
  *
  * The instruction kernels are files of their own, compiled with their ISA's flags; they are called
  * only where the processor has the ISA. Called by tools/mla_bench.c.
@@ -74,5 +75,9 @@ double bench_dot_neon_bf16(int64_t rounds);
 uint64_t bench_read_c(const void *buffer, uint64_t bytes);
 uint64_t bench_read_avx2(const void *buffer, uint64_t bytes);
 uint64_t bench_read_avx512(const void *buffer, uint64_t bytes);
+
+/* Copies whole multiples of 512 bytes past the caches; NULL where there is no such store. */
+typedef void (*bench_copy)(void *to, const void *from, uint64_t bytes);
+extern const bench_copy bench_copy_past_caches;
 
 #endif

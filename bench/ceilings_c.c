@@ -3,6 +3,10 @@
  * base ISA (16-byte vectors), and reading memory. See ceilings.h.
  */
 #include "ceilings.h"
+#include <stddef.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 #include <string.h>
 
 #define CHAINS 12
@@ -40,3 +44,20 @@ uint64_t bench_read_c(const void *buffer, uint64_t bytes)
         sums[0] |= sums[j];
     return sums[0];
 }
+
+#if defined(__SSE2__)
+static void copy_past_caches(void *to, const void *from, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes; i += 64) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 64; j += 16) {
+            const __m128i part = _mm_load_si128((const void *)((const char *)from + i + j));
+            _mm_stream_si128((void *)((char *)to + i + j), part);
+        }
+    }
+    _mm_sfence();
+}
+const bench_copy bench_copy_past_caches = copy_past_caches;
+#else
+const bench_copy bench_copy_past_caches = NULL;
+#endif

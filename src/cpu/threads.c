@@ -2,10 +2,12 @@
  * The default thread pool: n_threads - 1 workers and the caller. A run publishes (fn, arg, n_tasks)
  * under a lock and wakes the workers; tasks are drawn from one atomic counter, so no task waits for
  * another. Workers spin a little before they sleep, since operators follow each other within
- * microseconds. Callers on several threads take turns. Workers end with the pool.
+ * microseconds. A worker enters a run while it is open, under the lock; when the caller finds no
+ * more tasks it closes the run and waits for those that entered, never for one that sleeps through
+ * it. Callers on several threads take turns. Workers end with the pool.
  *
- *   generation  odd/even does not matter: it grows by one a run, workers wait for it to change
- *   pending     workers that have not yet left the current run; the caller waits for 0
+ *   generation  grows by one a run, workers wait for it to change
+ *   active      workers that have entered the current run and not left it
  */
 #include "cpu/cpu.h"
 
@@ -19,10 +21,11 @@ struct mlai_thread_pool {
     pthread_mutex_t turn; /* one run at a time */
     pthread_mutex_t lock;
     pthread_cond_t wake; /* generation changed, or the pool ends */
-    pthread_cond_t done; /* pending became 0 */
+    pthread_cond_t done; /* active became 0 */
     _Atomic uint64_t generation;
-    _Atomic int32_t pending;
+    _Atomic int32_t active;
     _Atomic int32_t next_task;
+    bool is_open;
     int32_t n_tasks;
     mla_task fn;
     void *arg;
@@ -50,19 +53,24 @@ static void draw_tasks(mlai_thread_pool *pool)
     }
 }
 
-/* Waits for a generation other than `seen`; returns false when the pool ends. */
-static bool wait_for_work(mlai_thread_pool *pool, uint64_t seen)
+/* Waits for a generation other than *seen; false when the pool ends. *has_entered says whether the
+ * worker is in a run, which it then has to leave. */
+static bool wait_for_work(mlai_thread_pool *pool, uint64_t *seen, bool *has_entered)
 {
     for (int32_t i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&pool->generation, memory_order_acquire) != seen)
+        if (atomic_load_explicit(&pool->generation, memory_order_acquire) != *seen)
             break;
         relax();
     }
     pthread_mutex_lock(&pool->lock);
-    while (atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen &&
+    while (atomic_load_explicit(&pool->generation, memory_order_relaxed) == *seen &&
            !pool->is_ending)
         pthread_cond_wait(&pool->wake, &pool->lock);
-    bool go_on = !pool->is_ending;
+    *seen = atomic_load_explicit(&pool->generation, memory_order_relaxed);
+    *has_entered = pool->is_open;
+    if (*has_entered)
+        atomic_fetch_add_explicit(&pool->active, 1, memory_order_relaxed);
+    const bool go_on = !pool->is_ending;
     pthread_mutex_unlock(&pool->lock);
     return go_on;
 }
@@ -71,11 +79,13 @@ static void *work(void *user)
 {
     mlai_thread_pool *pool = user;
     uint64_t seen = 0;
-    while (wait_for_work(pool, seen)) {
-        seen++;
+    bool has_entered = false;
+    while (wait_for_work(pool, &seen, &has_entered)) {
+        if (!has_entered)
+            continue;
         draw_tasks(pool);
         /* The last worker out orders all tasks' writes before the caller's return. */
-        if (atomic_fetch_sub_explicit(&pool->pending, 1, memory_order_acq_rel) == 1) {
+        if (atomic_fetch_sub_explicit(&pool->active, 1, memory_order_acq_rel) == 1) {
             pthread_mutex_lock(&pool->lock);
             pthread_cond_signal(&pool->done);
             pthread_mutex_unlock(&pool->lock);
@@ -99,19 +109,22 @@ void mlai_thread_pool_run(void *user, int32_t n_tasks, mla_task fn, void *arg)
     pool->fn = fn;
     pool->arg = arg;
     pool->n_tasks = n_tasks;
+    pool->is_open = true;
     atomic_store_explicit(&pool->next_task, 0, memory_order_relaxed);
-    atomic_store_explicit(&pool->pending, pool->n_workers, memory_order_relaxed);
     atomic_fetch_add_explicit(&pool->generation, 1, memory_order_release);
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
     draw_tasks(pool);
+    pthread_mutex_lock(&pool->lock);
+    pool->is_open = false;
+    pthread_mutex_unlock(&pool->lock);
     for (int32_t i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&pool->pending, memory_order_acquire) == 0)
+        if (atomic_load_explicit(&pool->active, memory_order_acquire) == 0)
             break;
         relax();
     }
     pthread_mutex_lock(&pool->lock);
-    while (atomic_load_explicit(&pool->pending, memory_order_acquire) != 0)
+    while (atomic_load_explicit(&pool->active, memory_order_acquire) != 0)
         pthread_cond_wait(&pool->done, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
     pthread_mutex_unlock(&pool->turn);

@@ -31,7 +31,7 @@
 #endif
 
 #if defined(__AVX512F__)
-enum { MR = 8, NR = 2, NR_PAIR = 4, NR_ONE = 16, DOT_ROWS = 8, DOT_COLUMNS = 2, DOT_ONE = 8 };
+enum { MR = 8, NR = 2, NR_PAIR = 4, NR_ONE = 16, DOT_ROWS = 4, DOT_COLUMNS = 4, DOT_ONE = 8 };
 #elif defined(__AVX2__)
 enum { MR = 4, NR = 2, NR_PAIR = 4, NR_ONE = 8, DOT_ROWS = 2, DOT_COLUMNS = 2, DOT_ONE = 4 };
 #elif defined(MLAI_NEON)
@@ -171,6 +171,38 @@ MLAI_INLINE float fold_lanes(const vec *s)
 #endif
 }
 
+#if defined(__AVX512F__)
+/* The same for 4 rows x 4 columns at once, added to their sums: each step halves two vectors into
+ * one, and leaves row r's columns in quarter r. */
+MLAI_INLINE void fold_tile(float *sums, vec s[DOT_ROWS][DOT_ONE][DOT_VECTORS])
+{
+    vec by_column[4], by_pair[2];
+    MLAI_UNROLL
+    for (int32_t c = 0; c < 4; c++) {
+        const vec a = s[0][c][0], b = s[1][c][0], d = s[2][c][0], e = s[3][c][0];
+        const vec ab = v_add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        const vec de = v_add(_mm512_shuffle_f32x4(d, e, 0x44), _mm512_shuffle_f32x4(d, e, 0xee));
+        by_column[c] =
+            v_add(_mm512_shuffle_f32x4(ab, de, 0x88), _mm512_shuffle_f32x4(ab, de, 0xdd));
+    }
+    MLAI_UNROLL
+    for (int32_t k = 0; k < 2; k++) {
+        const __m512d a = _mm512_castps_pd(by_column[2 * k]);
+        const __m512d b = _mm512_castps_pd(by_column[2 * k + 1]);
+        by_pair[k] = v_add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                           _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    const vec all = v_add(_mm512_shuffle_ps(by_pair[0], by_pair[1], 0x88),
+                          _mm512_shuffle_ps(by_pair[0], by_pair[1], 0xdd));
+    float folded[16];
+    v_store(folded, all);
+    MLAI_UNROLL
+    for (int32_t r = 0; r < 4; r++)
+        _mm_storeu_ps(sums + r * PANEL,
+                      _mm_add_ps(_mm_loadu_ps(sums + r * PANEL), _mm_loadu_ps(folded + 4 * r)));
+}
+#endif
+
 /* The last K % 16 products of each output, one by one. */
 static void dot_tail(float *sums, const float *x, const char *w, int64_t c_bytes, int64_t depth,
                      int32_t rows, int32_t columns, int32_t format)
@@ -215,11 +247,18 @@ MLAI_INLINE void dot_tile(float *sums, const float *x, const char *w, int64_t c_
                 s[r][c][v] = v_fma(row[r], column, s[r][c][v]);
         }
     }
-    MLAI_UNROLL
-    for (int32_t r = 0; r < rows; r++)
+#if defined(__AVX512F__)
+    if (rows == 4 && columns == 4) {
+        fold_tile(sums, s);
+    } else
+#endif
+    {
         MLAI_UNROLL
-    for (int32_t c = 0; c < columns; c++)
-        sums[r * PANEL + c] += fold_lanes(s[r][c]);
+        for (int32_t r = 0; r < rows; r++)
+            MLAI_UNROLL
+        for (int32_t c = 0; c < columns; c++)
+            sums[r * PANEL + c] += fold_lanes(s[r][c]);
+    }
     if (k < depth)
         dot_tail(sums, x + k, w + k * bytes, c_bytes, depth - k, rows, columns, format);
 }

@@ -8,12 +8,9 @@
 #define MLAI_CACHE_ROW_H
 
 #include "cpu/elementwise.h"
-#include "cpu/kernels/lanes.h"
-#include "cpu/kernels/stream.h"
-#include <float.h>
+#include "cpu/kernels/convert_row.h"
 
 enum {
-    MLAI_CHUNK = 512,
     MLAI_DS656_LATENT = 512,
     MLAI_DS656_ROPE = 64,
     MLAI_DS656_TILE = 128,
@@ -29,9 +26,11 @@ typedef struct mlai_cache {
     int64_t page_size;
     int64_t n_latent, n_rope; /* R and P */
     int32_t format;
+    int32_t rope_format;
     float k_scale;
-    bool sanitize;
-    bool is_streaming; /* rows written, or read out of the cache, pass by the caches */
+    mlai_change change; /* of a row that is stored */
+    bool is_streaming;  /* rows written, or read out of the cache, pass by the caches */
+    bool is_staged;     /* so do rows written, but through an mlai_stage */
 } mlai_cache;
 
 static inline mlai_cache mlai_cache_make(const mla_tensor *kv_cache,
@@ -46,8 +45,9 @@ static inline mlai_cache mlai_cache_make(const mla_tensor *kv_cache,
                         .n_latent = kv_lora_rank,
                         .n_rope = qk_rope_head_dim,
                         .format = kv_cache->format,
+                        .rope_format = kv_cache->format,
                         .k_scale = k_scale,
-                        .sanitize = (flags & MLA_WRITE_SANITIZE) != 0};
+                        .change = {.divisor = k_scale, .factor = 1.0f, .largest = INFINITY}};
     cache.rope = cache.latent + kv_lora_rank * bytes;
     cache.rope_page_bytes = cache.page_bytes;
     cache.rope_row_bytes = cache.row_bytes;
@@ -56,9 +56,23 @@ static inline mlai_cache mlai_cache_make(const mla_tensor *kv_cache,
         cache.rope_page_bytes = kv_cache_rope->stride[0] * bytes;
         cache.rope_row_bytes = kv_cache_rope->stride[1] * bytes;
     }
-    if (cache.format == MLA_FORMAT_DS656)
+    if (cache.format == MLA_FORMAT_DS656) {
         cache.rope = cache.latent + MLAI_DS656_ROPE_AT;
+        cache.rope_format = MLA_FORMAT_BF16;
+    }
+    /* What would be infinite in the cache's format becomes its largest finite value. */
+    if ((flags & MLA_WRITE_SANITIZE) != 0)
+        cache.change.largest = cache.rope_format == MLA_FORMAT_BF16  ? 0x1.fep127f
+                               : cache.rope_format == MLA_FORMAT_F16 ? 65504.0f
+                                                                     : FLT_MAX;
     return cache;
+}
+
+/* Rows that are written pass by the caches. */
+static inline void mlai_cache_stream(mlai_cache *cache)
+{
+    cache->is_staged = cache->format == MLA_FORMAT_DS656;
+    cache->is_streaming = !cache->is_staged;
 }
 
 typedef struct mlai_cache_row {
@@ -74,194 +88,162 @@ static inline mlai_cache_row mlai_cache_row_at(const mlai_cache *cache, int64_t 
                                 offset * cache->rope_row_bytes};
 }
 
-/* NaN becomes 0, and what would be infinite in the cache's format its largest finite value. */
-static inline void mlai_sanitize(float *x, int64_t n, int32_t format)
-{
-    float largest = FLT_MAX;
-    if (format == MLA_FORMAT_BF16 || format == MLA_FORMAT_DS656)
-        largest = 0x1.fep127f;
-    else if (format == MLA_FORMAT_F16)
-        largest = 65504.0f;
-    for (int64_t i = 0; i < n; i++) {
-        float value = x[i] == x[i] ? x[i] : 0.0f;
-        value = value > largest ? largest : value;
-        x[i] = value < -largest ? -largest : value;
-    }
-}
+/* Rows are asked for this many of a task's rows before they are used: slots jump from page to page,
+ * where the processor's own prefetching does not follow. */
+enum { MLAI_ROWS_AHEAD = 4 };
 
-static inline void mlai_put_bytes(const mlai_cache *cache, char *out, const char *in, int64_t bytes)
-{
-    if (cache->is_streaming)
-        mlai_stream_copy(out, in, bytes);
-    else
-        memcpy(out, in, (size_t)bytes);
-}
-
-/* At most MLAI_CHUNK values to out. */
-static inline void mlai_put_values(const mlai_cache *cache, char *out, int32_t format,
-                                   const float *values, int64_t n)
-{
-    if (!cache->is_streaming) {
-        mlai_narrow(out, format, values, n);
-        return;
-    }
-    _Alignas(64) char row[MLAI_CHUNK * sizeof(float)];
-    mlai_narrow(row, format, values, n);
-    mlai_stream_copy(out, row, n * mlai_lane_bytes(format));
-}
-
-/* n values of one part, from `in` of a float format. Not for ds656 latents. */
-static inline void mlai_store_part(const mlai_cache *cache, char *out, int32_t out_format,
-                                   const char *in, int32_t in_format, int64_t n)
-{
-    const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
-    if (in_format == out_format && !cache->sanitize) {
-        mlai_put_bytes(cache, out, in, n * out_bytes);
-        return;
-    }
-    _Alignas(64) float values[MLAI_CHUNK];
-    const float scale = cache->k_scale;
-    for (int64_t first = 0; first < n; first += MLAI_CHUNK) {
-        const int64_t count = mlai_min_i64(MLAI_CHUNK, n - first);
-        mlai_widen(values, in + first * in_bytes, in_format, count);
-        if (cache->sanitize)
-            mlai_sanitize(values, count, out_format);
-        if (scale != 1.0f)
-            for (int64_t i = 0; i < count; i++)
-                values[i] /= scale;
-        mlai_put_values(cache, out + first * out_bytes, out_format, values, count);
-    }
-}
-
-/*
- * The largest magnitude of a tile, NaN aside. Magnitudes are compared as integers, which order like
- * the values; 32 running maxima make the loop plain vector code.
+/* ---- ds656 -------------------------------------------------------------------------------------
  */
-static inline float mlai_tile_largest(const float *x)
+
+/* The largest magnitude of a tile, NaN aside. */
+MLAI_INLINE float mlai_tile_largest(const float *x)
 {
-    int32_t largest[32] = {0};
-    for (int32_t first = 0; first < MLAI_DS656_TILE; first += 32)
-        for (int32_t i = 0; i < 32; i++) {
-            int32_t magnitude = (int32_t)(mlai_f32_bits(x[first + i]) & 0x7fffffffu);
-            magnitude = magnitude > 0x7f800000 ? 0 : magnitude;
-            largest[i] = magnitude > largest[i] ? magnitude : largest[i];
-        }
-    for (int32_t half = 16; half > 0; half /= 2)
+    float lanes[V_LANES];
+    vec largest = v_set1(0.0f);
+    MLAI_UNROLL
+    for (int32_t i = 0; i < MLAI_DS656_TILE; i += V_LANES)
+        largest = v_max(v_abs(v_load(x + i)), largest);
+    v_store(lanes, largest);
+    for (int32_t half = V_LANES / 2; half > 0; half /= 2)
         for (int32_t i = 0; i < half; i++)
-            largest[i] = largest[i] > largest[i + half] ? largest[i] : largest[i + half];
-    return mlai_f32_from_bits((uint32_t)largest[0]);
+            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    return lanes[0];
 }
 
 /*
- * The latent of a ds656 row: each 128 values with scale = max|x| / 448. A scale that is 0 or not
- * finite (a zero tile, an infinity) becomes 1.
+ * The latent of a ds656 row: n = 512 codes, then the scale max|x| / 448 of each 128 values, or 1
+ * where that is 0 or not finite (a zero tile, an infinity). `ahead` is the input of a later row.
  */
-static inline void mlai_store_ds656_latent(const mlai_cache *cache, char *row, const char *in,
-                                           int32_t in_format)
+static inline void mlai_store_ds656_latent(char *row, const char *in, int32_t in_format, int64_t n,
+                                           const mlai_change *change, const char *ahead)
 {
+    const bool is_held = change->largest <= FLT_MAX;
+    if (in_format == MLA_FORMAT_BF16 && !is_held &&
+        MLAI_FROM_BF16(ds656_of_bf16, row, in, ahead) != 0)
+        return;
     _Alignas(64) float values[MLAI_DS656_LATENT];
-    float scales[MLAI_DS656_LATENT / MLAI_DS656_TILE];
-    mlai_widen(values, in, in_format, cache->n_latent);
-    if (cache->sanitize)
-        mlai_sanitize(values, cache->n_latent, MLA_FORMAT_DS656);
+    mlai_prefetch_bytes(ahead, n * mlai_lane_bytes(in_format), false);
+    mlai_widen(values, in, in_format, n);
+    if (is_held)
+        mlai_hold_values(values, n, change->largest);
     for (int32_t tile = 0; tile < MLAI_DS656_LATENT / MLAI_DS656_TILE; tile++) {
         float *x = values + tile * MLAI_DS656_TILE;
         float scale = mlai_tile_largest(x) / 448.0f;
         scale = scale > 0.0f && scale <= FLT_MAX ? scale : 1.0f;
         for (int32_t i = 0; i < MLAI_DS656_TILE; i++)
             x[i] /= scale;
-        scales[tile] = scale;
+        memcpy(row + MLAI_DS656_SCALES_AT + tile * sizeof scale, &scale, sizeof scale);
     }
-    mlai_put_values(cache, row, MLA_FORMAT_E4M3, values, cache->n_latent);
-    memcpy(row + MLAI_DS656_SCALES_AT, scales, sizeof scales);
+    mlai_narrow(row, MLA_FORMAT_E4M3, values, n);
 }
 
+static inline void mlai_load_ds656_latent(const mlai_cache *cache, char *out, int32_t out_format,
+                                          const char *row, const char *ahead)
+{
+    for (int32_t tile = 0; tile < MLAI_DS656_LATENT / MLAI_DS656_TILE; tile++) {
+        const int64_t at = tile * MLAI_DS656_TILE;
+        mlai_change change = mlai_no_change;
+        memcpy(&change.factor, row + MLAI_DS656_SCALES_AT + tile * sizeof(float), sizeof(float));
+        mlai_convert_row(out + at * mlai_lane_bytes(out_format), out_format, row + at,
+                         MLA_FORMAT_E4M3, MLAI_DS656_TILE, &change, cache->is_streaming,
+                         ahead + at);
+    }
+}
+
+/* ---- rows --------------------------------------------------------------------------------------
+ */
+
+/* `ahead` is the input of a later row, or `in`. */
 static inline void mlai_store_latent(const mlai_cache *cache, mlai_cache_row row, const char *in,
-                                     int32_t in_format)
+                                     int32_t in_format, const char *ahead)
 {
     if (cache->format == MLA_FORMAT_DS656)
-        mlai_store_ds656_latent(cache, row.latent, in, in_format);
+        mlai_store_ds656_latent(row.latent, in, in_format, cache->n_latent, &cache->change, ahead);
     else
-        mlai_store_part(cache, row.latent, cache->format, in, in_format, cache->n_latent);
+        mlai_convert_row(row.latent, cache->format, in, in_format, cache->n_latent, &cache->change,
+                         cache->is_streaming, ahead);
 }
 
 /* n rope values from value `first` on. */
 static inline void mlai_store_rope(const mlai_cache *cache, mlai_cache_row row, int64_t first,
-                                   const char *in, int32_t in_format, int64_t n)
+                                   const char *in, int32_t in_format, int64_t n, const char *ahead)
 {
-    const int32_t format = cache->format == MLA_FORMAT_DS656 ? MLA_FORMAT_BF16 : cache->format;
-    mlai_store_part(cache, row.rope + first * mlai_lane_bytes(format), format, in, in_format, n);
+    mlai_convert_row(row.rope + first * mlai_lane_bytes(cache->rope_format), cache->rope_format, in,
+                     in_format, n, &cache->change, cache->is_streaming, ahead);
 }
 
-static inline void mlai_load_part(const mlai_cache *cache, char *out, int32_t out_format,
-                                  const char *in, int32_t in_format, int64_t n)
-{
-    const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
-    const float scale = cache->k_scale;
-    if (in_format == out_format && scale == 1.0f) {
-        mlai_put_bytes(cache, out, in, n * out_bytes);
-        return;
-    }
-    _Alignas(64) float values[MLAI_CHUNK];
-    for (int64_t first = 0; first < n; first += MLAI_CHUNK) {
-        const int64_t count = mlai_min_i64(MLAI_CHUNK, n - first);
-        mlai_widen(values, in + first * in_bytes, in_format, count);
-        if (scale != 1.0f)
-            for (int64_t i = 0; i < count; i++)
-                values[i] *= scale;
-        mlai_put_values(cache, out + first * out_bytes, out_format, values, count);
-    }
-}
-
+/* `ahead` is a later row of the cache, or `row`. */
 static inline void mlai_load_latent(const mlai_cache *cache, mlai_cache_row row, char *out,
-                                    int32_t out_format)
+                                    int32_t out_format, mlai_cache_row ahead)
 {
-    if (cache->format != MLA_FORMAT_DS656) {
-        mlai_load_part(cache, out, out_format, row.latent, cache->format, cache->n_latent);
-        return;
-    }
-    _Alignas(64) float values[MLAI_DS656_LATENT];
-    float scales[MLAI_DS656_LATENT / MLAI_DS656_TILE];
-    memcpy(scales, row.latent + MLAI_DS656_SCALES_AT, sizeof scales);
-    mlai_widen(values, row.latent, MLA_FORMAT_E4M3, cache->n_latent);
-    for (int32_t tile = 0; tile < MLAI_DS656_LATENT / MLAI_DS656_TILE; tile++)
-        for (int32_t i = 0; i < MLAI_DS656_TILE; i++)
-            values[tile * MLAI_DS656_TILE + i] *= scales[tile];
-    mlai_put_values(cache, out, out_format, values, cache->n_latent);
+    const mlai_change change = {1.0f, cache->k_scale, INFINITY};
+    if (cache->format == MLA_FORMAT_DS656)
+        mlai_load_ds656_latent(cache, out, out_format, row.latent, ahead.latent);
+    else
+        mlai_convert_row(out, out_format, row.latent, cache->format, cache->n_latent, &change,
+                         cache->is_streaming, ahead.latent);
 }
 
 static inline void mlai_load_rope(const mlai_cache *cache, mlai_cache_row row, char *out,
-                                  int32_t out_format)
+                                  int32_t out_format, mlai_cache_row ahead)
 {
-    const int32_t format = cache->format == MLA_FORMAT_DS656 ? MLA_FORMAT_BF16 : cache->format;
-    mlai_load_part(cache, out, out_format, row.rope, format, cache->n_rope);
+    const mlai_change change = {1.0f, cache->k_scale, INFINITY};
+    mlai_convert_row(out, out_format, row.rope, cache->rope_format, cache->n_rope, &change,
+                     cache->is_streaming, ahead.rope);
 }
 
 /*
- * Rows are asked for a few tokens before they are used, to write (1) or to read (0): slots jump
- * from page to page, where the processor's own prefetching does not follow. Functions that only
- * prefetch are inlined by force: gcc takes a call of one for a call without effect and drops it.
+ * Rows of ds656 that pass by the caches. 656 bytes are ten lines and a quarter: four rows in a row
+ * are made here and stored together, as 41 lines.
  */
-enum { MLAI_ROWS_AHEAD = 4, MLAI_LINE_BYTES = 64 };
+enum { MLAI_STAGE_BYTES = 4 * MLA_DS656_ROW_BYTES };
 
-#define MLAI_PREFETCHER static inline __attribute__((always_inline))
+typedef struct mlai_stage {
+    _Alignas(64) char made[MLAI_STAGE_BYTES];
+    char *to;
+    int64_t n_bytes;
+} mlai_stage;
 
-#define MLAI_PREFETCH_BYTES(start, n_bytes, to_write)                                              \
-    do {                                                                                           \
-        for (int64_t at_byte = 0; at_byte < (n_bytes); at_byte += MLAI_LINE_BYTES)                 \
-            __builtin_prefetch((start) + at_byte, to_write);                                       \
-    } while (0)
+static inline void mlai_stage_empty(mlai_stage *stage)
+{
+    if (stage->n_bytes > 0)
+        mlai_stream_copy(stage->to, stage->made, stage->n_bytes, stage->made);
+    stage->n_bytes = 0;
+}
+
+/* Where to make the row that belongs to `row`. */
+static inline mlai_cache_row mlai_stage_row(mlai_stage *stage, mlai_cache_row row)
+{
+    if (stage->n_bytes == MLAI_STAGE_BYTES || row.latent != stage->to + stage->n_bytes) {
+        mlai_stage_empty(stage);
+        stage->to = row.latent;
+    }
+    char *made = stage->made + stage->n_bytes;
+    stage->n_bytes += MLA_DS656_ROW_BYTES;
+    return (mlai_cache_row){made, made + MLAI_DS656_ROPE_AT};
+}
+
+/* ---- who writes which row ----------------------------------------------------------------------
+ */
 
 /*
  * Tokens shared out over tasks by the row they write, so that two tokens with one slot are written
- * by one task, in order, and the row is never a mixture. Neighbouring slots stay together.
+ * by one task, in order, and the row is never a mixture. Runs of 2^run_bits slots go to the tasks
+ * in turn, from another start after each 16 runs, so that no pattern of pages gives all to one
+ * task. Runs are 4 slots, or 64 where there are enough of them: the processor reads on past a run's
+ * end.
  */
-static inline bool mlai_owns_slot(int64_t slot, int64_t token, int32_t task, int32_t n_tasks)
+static inline int32_t mlai_run_bits(int64_t tokens, int32_t n_tasks)
 {
-    if (n_tasks == 1)
-        return true;
-    const uint64_t group = slot < 0 ? (uint64_t)token : (uint64_t)slot / 4u;
-    return (int32_t)(((group * 0x9e3779b97f4a7c15u) >> 32) % (uint32_t)n_tasks) == task;
+    return tokens >= (int64_t)n_tasks * 1024 ? 6 : 2;
+}
+
+static inline bool mlai_owns_slot(int64_t slot, int64_t token, int32_t run_bits, int32_t task,
+                                  int32_t n_tasks)
+{
+    const uint64_t run = (uint64_t)(slot < 0 ? token : slot) >> run_bits;
+    const uint64_t start = (run / 16u * 0x9e3779b97f4a7c15u) >> 40;
+    return n_tasks == 1 || (int32_t)((uint32_t)(run + start) % (uint32_t)n_tasks) == task;
 }
 
 /* As many tasks as have at least 32 KiB each to move. */
@@ -269,6 +251,60 @@ static inline int32_t mlai_slot_tasks(const mla_exec *exec, int64_t tokens, int6
 {
     const int64_t worth = tokens / (32768 / mlai_max_i64(token_bytes, 1) + 1) + 1;
     return (int32_t)mlai_max_i64(1, mlai_min_i64(worth, exec->n_threads));
+}
+
+/* A task's tokens in order, the next MLAI_ROWS_AHEAD of them known. */
+typedef struct mlai_token_queue {
+    const mla_tensor *slots;
+    int32_t task, n_tasks, run_bits;
+    int64_t next;                       /* the first token that was not looked at */
+    int64_t token[MLAI_ROWS_AHEAD + 1]; /* a ring; -1 after the last */
+    int64_t slot[MLAI_ROWS_AHEAD + 1];
+    int32_t at;
+} mlai_token_queue;
+
+static inline void mlai_queue_find(mlai_token_queue *q, int32_t entry)
+{
+    const int64_t n = q->slots->shape[0];
+    q->token[entry] = -1;
+    while (q->next < n) {
+        const int64_t token = q->next++, slot = mlai_index_at(q->slots, token);
+        if (!mlai_owns_slot(slot, token, q->run_bits, q->task, q->n_tasks))
+            continue;
+        q->token[entry] = token;
+        q->slot[entry] = slot;
+        return;
+    }
+}
+
+static inline mlai_token_queue mlai_queue_make(const mla_tensor *slots, int32_t task,
+                                               int32_t n_tasks)
+{
+    mlai_token_queue q = {.slots = slots,
+                          .task = task,
+                          .n_tasks = n_tasks,
+                          .run_bits = mlai_run_bits(slots->shape[0], n_tasks)};
+    for (int32_t i = 0; i <= MLAI_ROWS_AHEAD; i++)
+        mlai_queue_find(&q, i);
+    return q;
+}
+
+typedef struct mlai_queued {
+    int64_t token, slot;
+    int64_t ahead, ahead_slot; /* MLAI_ROWS_AHEAD later, or the same */
+} mlai_queued;
+
+/* The task's next token; false after the last. */
+static inline bool mlai_queue_take(mlai_token_queue *q, mlai_queued *item)
+{
+    const int32_t now = q->at, newest = now == 0 ? MLAI_ROWS_AHEAD : now - 1;
+    if (q->token[now] < 0)
+        return false;
+    const int32_t ahead = q->token[newest] < 0 ? now : newest;
+    *item = (mlai_queued){q->token[now], q->slot[now], q->token[ahead], q->slot[ahead]};
+    mlai_queue_find(q, now);
+    q->at = now == MLAI_ROWS_AHEAD ? 0 : now + 1;
+    return true;
 }
 
 #endif

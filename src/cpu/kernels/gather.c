@@ -8,22 +8,22 @@
 typedef struct gather_work {
     const mla_gather_kv_params *params;
     mlai_cache cache;
-    int64_t row_bytes; /* of the latent part's tensor */
 } gather_work;
 
-/* The row of a later token, and where it will go. */
-MLAI_PREFETCHER void prefetch_row(const gather_work *work, int64_t token, int64_t end)
+/* The cache row of token MLAI_ROWS_AHEAD later, or `row`; asks for the row that it will fill. */
+MLAI_INLINE mlai_cache_row find_ahead(const gather_work *work, int64_t token, int64_t end,
+                                      mlai_cache_row row)
 {
     const mla_tensor *latent = &work->params->latent;
+    token += MLAI_ROWS_AHEAD;
     if (token >= end)
-        return;
+        return row;
     const int64_t bytes = mlai_lane_bytes(latent->format);
     const int64_t slot = mlai_index_at(&work->params->slots, token);
-    if (slot >= 0)
-        MLAI_PREFETCH_BYTES(mlai_cache_row_at(&work->cache, slot).latent, work->row_bytes, 0);
     if (!work->cache.is_streaming)
-        MLAI_PREFETCH_BYTES((const char *)latent->data + token * latent->stride[0] * bytes,
-                            latent->shape[1] * bytes, 1);
+        mlai_prefetch_bytes((const char *)latent->data + token * latent->stride[0] * bytes,
+                            latent->shape[1] * bytes, true);
+    return slot < 0 ? row : mlai_cache_row_at(&work->cache, slot);
 }
 
 static void gather_rows(void *arg, int32_t task, int64_t first, int64_t end)
@@ -42,7 +42,6 @@ static void gather_rows(void *arg, int32_t task, int64_t first, int64_t end)
     }
     (void)task;
     for (int64_t i = first; i < end; i++) {
-        prefetch_row(work, i + MLAI_ROWS_AHEAD, end);
         const int64_t slot = mlai_index_at(&p->slots, i);
         char *latent_out = (char *)p->latent.data + i * latent_stride;
         char *rope_out = rope + i * rope_stride;
@@ -53,9 +52,10 @@ static void gather_rows(void *arg, int32_t task, int64_t first, int64_t end)
             continue;
         }
         const mlai_cache_row row = mlai_cache_row_at(&work->cache, slot);
-        mlai_load_latent(&work->cache, row, latent_out, format);
+        const mlai_cache_row ahead = find_ahead(work, i, end, row);
+        mlai_load_latent(&work->cache, row, latent_out, format, ahead);
         if (n_rope > 0)
-            mlai_load_rope(&work->cache, row, rope_out, format);
+            mlai_load_rope(&work->cache, row, rope_out, format, ahead);
     }
     mlai_stream_end(work->cache.is_streaming);
 }
@@ -69,7 +69,6 @@ mla_status MLAI_IN_FAMILY(mlai_gather_run)(const mla_exec *exec, const mla_probl
     gather_work work = {.params = p,
                         .cache = mlai_cache_make(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
                                                  p->qk_rope_head_dim, p->k_scale, 0)};
-    work.row_bytes = p->kv_cache.shape[2] * mlai_lane_bytes(p->kv_cache.format);
     work.cache.is_streaming =
         mlai_should_stream(problem->tokens * width * mlai_lane_bytes(problem->out_format));
     mlai_for_rows(exec, problem->tokens, 4 * width, gather_rows, &work);

@@ -11,8 +11,7 @@
 #ifndef MLAI_LANES_H
 #define MLAI_LANES_H
 
-#include "base/convert.h"
-#include <stdint.h>
+#include "cpu/kernels/vec_f32.h"
 
 /* Constants of narrowing to an fp8 format, with `shift` = 23 - mantissa bits. */
 typedef struct mlai_fp8_narrow {
@@ -36,6 +35,22 @@ static const mlai_fp8_narrow mlai_narrow_e5m2 = {21, 0x47600000, 0x38800000, 0xf
 #define MLAI_LANES_FRONT(name, ...) mlai_neon_##name(__VA_ARGS__)
 #else
 #define MLAI_LANES_FRONT(name, ...) 0
+#define MLAI_LANES_ARE_PLAIN
+#endif
+
+/* Where the rest of a row of n values ends: there is none after whole blocks of 64, all of which
+ * the front does. Compilers that see n would warn of a loop past its end. */
+#if defined(MLAI_LANES_ARE_PLAIN)
+#define MLAI_REST_END(n) (n)
+#else
+#define MLAI_REST_END(n) ((n) % 64 == 0 ? 0 : (n))
+#endif
+
+/* Conversions straight from bf16, where the family has them; 0 says that it was not done. */
+#if defined(__AVX512F__)
+#define MLAI_FROM_BF16(name, ...) mlai_x86_##name(__VA_ARGS__)
+#else
+#define MLAI_FROM_BF16(name, ...) 0
 #endif
 
 /* Bytes of a value of a float format, or 1 for ds656: mla_format_bytes without a call. */
@@ -125,9 +140,9 @@ static inline uint16_t mlai_lane_to_bf16(float x)
 /* ---- rows --------------------------------------------------------------------------------------
  */
 
-/* n values of f32 bf16 f16 e4m3 e5m2 as f32. */
-static inline void mlai_widen(float *restrict out, const void *restrict in, int32_t format,
-                              int64_t n)
+/* n values of f32 bf16 f16 e4m3 e5m2 as f32; for a format and n known to the compiler. */
+MLAI_INLINE void mlai_widen_block(float *restrict out, const void *restrict in,
+                                  const int32_t format, const int64_t n)
 {
     const uint16_t *restrict in16 = in;
     const uint8_t *restrict in8 = in;
@@ -136,19 +151,19 @@ static inline void mlai_widen(float *restrict out, const void *restrict in, int3
         memcpy(out, in, (size_t)n * sizeof *out);
         break;
     case MLA_FORMAT_BF16:
-        for (int64_t i = MLAI_LANES_FRONT(widen_bf16, out, in16, n); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(widen_bf16, out, in16, n); i < MLAI_REST_END(n); i++)
             out[i] = mlai_f32_from_bf16(in16[i]);
         break;
     case MLA_FORMAT_F16:
-        for (int64_t i = MLAI_LANES_FRONT(widen_f16, out, in16, n); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(widen_f16, out, in16, n); i < MLAI_REST_END(n); i++)
             out[i] = mlai_lane_from_f16(in16[i]);
         break;
     case MLA_FORMAT_E4M3:
-        for (int64_t i = MLAI_LANES_FRONT(widen_e4m3, out, in8, n); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(widen_e4m3, out, in8, n); i < MLAI_REST_END(n); i++)
             out[i] = mlai_lane_from_e4m3(in8[i]);
         break;
     case MLA_FORMAT_E5M2:
-        for (int64_t i = MLAI_LANES_FRONT(widen_e5m2, out, in8, n); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(widen_e5m2, out, in8, n); i < MLAI_REST_END(n); i++)
             out[i] = mlai_lane_from_e5m2(in8[i]);
         break;
     default:
@@ -156,9 +171,9 @@ static inline void mlai_widen(float *restrict out, const void *restrict in, int3
     }
 }
 
-/* n values of f32 to f32 bf16 f16 e4m3 e5m2, rounded to nearest even, fp8 saturating. */
-static inline void mlai_narrow(void *restrict out, int32_t format, const float *restrict in,
-                               int64_t n)
+/* n values of f32 to f32 bf16 f16 e4m3 e5m2, rounded to nearest even, fp8 saturating; likewise. */
+MLAI_INLINE void mlai_narrow_block(void *restrict out, const int32_t format,
+                                   const float *restrict in, const int64_t n)
 {
     uint16_t *restrict out16 = out;
     uint8_t *restrict out8 = out;
@@ -167,24 +182,39 @@ static inline void mlai_narrow(void *restrict out, int32_t format, const float *
         memcpy(out, in, (size_t)n * sizeof *in);
         break;
     case MLA_FORMAT_BF16:
-        for (int64_t i = MLAI_LANES_FRONT(narrow_bf16, out16, in, n); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(narrow_bf16, out16, in, n); i < MLAI_REST_END(n); i++)
             out16[i] = mlai_lane_to_bf16(in[i]);
         break;
     case MLA_FORMAT_F16:
-        for (int64_t i = MLAI_LANES_FRONT(narrow_f16, out16, in, n); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(narrow_f16, out16, in, n); i < MLAI_REST_END(n); i++)
             out16[i] = mlai_lane_to_f16(in[i]);
         break;
     case MLA_FORMAT_E4M3:
-        for (int64_t i = MLAI_LANES_FRONT(narrow_fp8, out8, in, n, &mlai_narrow_e4m3); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(narrow_fp8, out8, in, n, &mlai_narrow_e4m3);
+             i < MLAI_REST_END(n); i++)
             out8[i] = mlai_lane_to_e4m3(in[i]);
         break;
     case MLA_FORMAT_E5M2:
-        for (int64_t i = MLAI_LANES_FRONT(narrow_fp8, out8, in, n, &mlai_narrow_e5m2); i < n; i++)
+        for (int64_t i = MLAI_LANES_FRONT(narrow_fp8, out8, in, n, &mlai_narrow_e5m2);
+             i < MLAI_REST_END(n); i++)
             out8[i] = mlai_lane_to_e5m2(in[i]);
         break;
     default:
         break;
     }
+}
+
+/* The same for any. */
+static inline void mlai_widen(float *restrict out, const void *restrict in, int32_t format,
+                              int64_t n)
+{
+    mlai_widen_block(out, in, format, n);
+}
+
+static inline void mlai_narrow(void *restrict out, int32_t format, const float *restrict in,
+                               int64_t n)
+{
+    mlai_narrow_block(out, format, in, n);
 }
 
 #endif

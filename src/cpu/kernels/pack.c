@@ -4,46 +4,14 @@
  * key of a token is converted once and copied to its heads. Called through the families' tables.
  */
 #include "cpu/elementwise.h"
-#include "cpu/kernels/lanes.h"
-#include "cpu/kernels/stream.h"
+#include "cpu/kernels/convert_row.h"
 
-enum { CHUNK = 512, KEPT_BYTES = 1024 };
+enum { KEPT_BYTES = 1024 };
 
 typedef struct pack_work {
     const mla_pack_kv_params *params;
     bool is_streaming;
 } pack_work;
-
-static void put_bytes(char *out, const char *in, int64_t bytes, bool is_streaming)
-{
-    if (is_streaming)
-        mlai_stream_copy(out, in, bytes);
-    else
-        memcpy(out, in, (size_t)bytes);
-}
-
-static void convert(char *out, int32_t out_format, const char *in, int32_t in_format, int64_t n,
-                    float scale, bool is_streaming)
-{
-    const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
-    if (in_format == out_format) {
-        put_bytes(out, in, n * out_bytes, is_streaming);
-        return;
-    }
-    _Alignas(64) float values[CHUNK];
-    _Alignas(64) char row[CHUNK * sizeof(float)];
-    for (int64_t first = 0; first < n; first += CHUNK) {
-        const int64_t count = mlai_min_i64(CHUNK, n - first);
-        mlai_widen(values, in + first * in_bytes, in_format, count);
-        if (scale != 1.0f)
-            for (int64_t i = 0; i < count; i++)
-                values[i] /= scale;
-        char *to = out + first * out_bytes;
-        mlai_narrow(is_streaming ? row : to, out_format, values, count);
-        if (is_streaming)
-            mlai_stream_copy(to, row, count * out_bytes);
-    }
-}
 
 static char *row_at(const mla_tensor *t, int64_t token, int64_t head)
 {
@@ -61,26 +29,32 @@ static void pack_rows(void *arg, int32_t task, int64_t first, int64_t end)
     const bool is_kept = n_rope * out_bytes <= KEPT_BYTES;
     char kept[KEPT_BYTES]; /* the rope key of kept_token in the output's format */
     int64_t kept_token = -1;
+    const mlai_change k_change = {p->k_scale, 1.0f, INFINITY};
+    const mlai_change v_change = {p->v_scale, 1.0f, INFINITY};
     (void)task;
     for (int64_t row = first; row < end; row++) {
         const int64_t token = row / heads, head = row % heads;
         char *out = row_at(&p->k_out, token, head);
+        const char *k_nope = row_at(&p->k_nope, token, head);
         const char *k_pe = (const char *)p->k_pe.data +
                            token * p->k_pe.stride[0] * mlai_lane_bytes(p->k_pe.format);
-        convert(out, p->k_out.format, row_at(&p->k_nope, token, head), p->k_nope.format, n_nope,
-                p->k_scale, is_streaming);
+        mlai_convert_row(out, p->k_out.format, k_nope, p->k_nope.format, n_nope, &k_change,
+                         is_streaming, k_nope);
         if (!is_kept) {
-            convert(out + n_nope * out_bytes, p->k_out.format, k_pe, p->k_pe.format, n_rope,
-                    p->k_scale, is_streaming);
+            mlai_convert_row(out + n_nope * out_bytes, p->k_out.format, k_pe, p->k_pe.format,
+                             n_rope, &k_change, is_streaming, k_pe);
         } else {
             if (kept_token != token)
-                convert(kept, p->k_out.format, k_pe, p->k_pe.format, n_rope, p->k_scale, false);
+                mlai_convert_row(kept, p->k_out.format, k_pe, p->k_pe.format, n_rope, &k_change,
+                                 false, k_pe);
             kept_token = token;
-            put_bytes(out + n_nope * out_bytes, kept, n_rope * out_bytes, is_streaming);
+            mlai_copy_row(out + n_nope * out_bytes, kept, n_rope * out_bytes, is_streaming, kept);
         }
-        if (mlai_present(&p->v))
-            convert(row_at(&p->v_out, token, head), p->v_out.format, row_at(&p->v, token, head),
-                    p->v.format, p->v.shape[2], p->v_scale, is_streaming);
+        if (mlai_present(&p->v)) {
+            const char *v = row_at(&p->v, token, head);
+            mlai_convert_row(row_at(&p->v_out, token, head), p->v_out.format, v, p->v.format,
+                             p->v.shape[2], &v_change, is_streaming, v);
+        }
     }
     mlai_stream_end(is_streaming);
 }

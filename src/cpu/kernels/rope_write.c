@@ -14,69 +14,48 @@ typedef struct rope_write_work {
     int32_t n_tasks;
 } rope_write_work;
 
-/* What a later token reads and, unless stores pass by the caches, the row that it writes. */
-MLAI_PREFETCHER void prefetch_row(const rope_write_work *work, int32_t task, int64_t token)
-{
-    const mla_rope_write_kv_params *p = work->params;
-    const mla_tensor *slots = &p->slots, *latent = &p->latent, *q = &p->q_pe;
-    if (token >= slots->shape[0])
-        return;
-    const int64_t slot = mlai_index_at(slots, token);
-    if (slot < 0 || !mlai_owns_slot(slot, token, task, work->n_tasks))
-        return;
-    const int64_t bytes = mlai_lane_bytes(latent->format);
-    const int64_t position = mlai_index_at(&p->positions, token);
-    MLAI_PREFETCH_BYTES((const char *)latent->data + token * latent->stride[0] * bytes,
-                        latent->shape[latent->rank - 1] * bytes, 0);
-    MLAI_PREFETCH_BYTES((const char *)mlai_angles_at(&p->cos, position),
-                        p->qk_rope_head_dim / 2 * (int64_t)sizeof(float), 0);
-    MLAI_PREFETCH_BYTES((const char *)mlai_angles_at(&p->sin, position),
-                        p->qk_rope_head_dim / 2 * (int64_t)sizeof(float), 0);
-    if (mlai_present(q) && q->stride[1] == q->shape[2])
-        MLAI_PREFETCH_BYTES((const char *)q->data +
-                                token * q->stride[0] * mlai_lane_bytes(q->format),
-                            q->shape[1] * q->shape[2] * mlai_lane_bytes(q->format), 0);
-    if (!work->cache.is_streaming)
-        MLAI_PREFETCH_BYTES(mlai_cache_row_at(&work->cache, slot).latent, work->row_bytes, 1);
-}
-
-static void rotate_queries(const rope_write_work *work, int64_t token, const float *cos,
-                           const float *sin)
+static void rotate_queries(const rope_write_work *work, int64_t token, int64_t ahead,
+                           const float *cos, const float *sin)
 {
     const mla_rope_write_kv_params *p = work->params;
     const mla_tensor *q = &p->q_pe, *out = &p->q_pe_out;
     const int64_t q_bytes = mlai_lane_bytes(q->format), out_bytes = mlai_lane_bytes(out->format);
-    for (int64_t head = 0; head < q->shape[1]; head++) {
-        const int64_t q_at = token * q->stride[0] + head * q->stride[1];
-        const int64_t out_at = token * out->stride[0] + head * out->stride[1];
-        mlai_rotate_head((char *)out->data + out_at * out_bytes, out->format,
-                         (const char *)q->data + q_at * q_bytes, q->format, cos, sin, q->shape[2],
-                         p->is_interleaved != 0, work->cache.is_streaming);
-    }
+    const mlai_heads x = {(char *)q->data + token * q->stride[0] * q_bytes, q->stride[1] * q_bytes,
+                          q->format};
+    const mlai_heads y = {(char *)out->data + token * out->stride[0] * out_bytes,
+                          out->stride[1] * out_bytes, out->format};
+    mlai_rotate_heads(&y, &x, q->shape[1], cos, sin, q->shape[2], p->is_interleaved != 0,
+                      work->cache.is_streaming || work->cache.is_staged,
+                      (const char *)q->data + ahead * q->stride[0] * q_bytes);
 }
 
-static void write_token(const rope_write_work *work, int64_t token, int64_t slot)
+static void write_token(const rope_write_work *work, const mlai_queued *q, mlai_stage *stage)
 {
     const mla_rope_write_kv_params *p = work->params;
     const mlai_cache *cache = &work->cache;
+    const int64_t token = q->token, slot = q->slot;
     const int64_t position = mlai_index_at(&p->positions, token);
     const float *cos = mlai_angles_at(&p->cos, position);
     const float *sin = mlai_angles_at(&p->sin, position);
     const int32_t format = p->latent.format;
     const int64_t bytes = mlai_lane_bytes(format);
     if (mlai_present(&p->q_pe))
-        rotate_queries(work, token, cos, sin);
+        rotate_queries(work, token, q->ahead, cos, sin);
 
     mlai_cache_row row = {NULL, NULL};
     if (slot >= 0) {
         row = mlai_cache_row_at(cache, slot);
-        mlai_store_latent(
-            cache, row, (const char *)p->latent.data + token * p->latent.stride[0] * bytes, format);
+        if (cache->is_staged)
+            row = mlai_stage_row(stage, row);
+        const int64_t stride = p->latent.stride[0] * bytes;
+        mlai_store_latent(cache, row, (const char *)p->latent.data + token * stride, format,
+                          (const char *)p->latent.data + q->ahead * stride);
     }
     const bool has_out = mlai_present(&p->k_pe_out);
     if (slot < 0 && !has_out)
         return;
     const char *k_pe = (const char *)p->k_pe.data + token * p->k_pe.stride[0] * bytes;
+    const char *k_pe_ahead = (const char *)p->k_pe.data + q->ahead * p->k_pe.stride[0] * bytes;
     const int64_t out_bytes = has_out ? mlai_lane_bytes(p->k_pe_out.format) : 0;
     char *out = NULL;
     if (has_out)
@@ -88,7 +67,7 @@ static void write_token(const rope_write_work *work, int64_t token, int64_t slot
             const float *values = y.values + k * y.part_values;
             if (slot >= 0)
                 mlai_store_rope(cache, row, y.part_first[k], (const char *)values, MLA_FORMAT_F32,
-                                y.part_values);
+                                y.part_values, k_pe_ahead);
             if (has_out)
                 mlai_narrow(out + y.part_first[k] * out_bytes, p->k_pe_out.format, values,
                             y.part_values);
@@ -99,14 +78,24 @@ static void write_token(const rope_write_work *work, int64_t token, int64_t slot
 static void rope_write_task(void *arg, int32_t task)
 {
     const rope_write_work *work = arg;
-    const mla_tensor *slots = &work->params->slots;
-    for (int64_t token = 0; token < slots->shape[0]; token++) {
-        prefetch_row(work, task, token + MLAI_ROWS_AHEAD * work->n_tasks);
-        const int64_t slot = mlai_index_at(slots, token);
-        if (mlai_owns_slot(slot, token, task, work->n_tasks))
-            write_token(work, token, slot);
+    const mla_rope_write_kv_params *p = work->params;
+    mlai_token_queue queue = mlai_queue_make(&p->slots, task, work->n_tasks);
+    mlai_queued q;
+    mlai_stage stage = {.to = NULL, .n_bytes = 0};
+    const bool passes_by = work->cache.is_streaming || work->cache.is_staged;
+    while (mlai_queue_take(&queue, &q)) {
+        const int64_t position = mlai_index_at(&p->positions, q.ahead);
+        const int64_t angle_bytes = p->qk_rope_head_dim / 2 * (int64_t)sizeof(float);
+        mlai_prefetch_bytes((const char *)mlai_angles_at(&p->cos, position), angle_bytes, false);
+        mlai_prefetch_bytes((const char *)mlai_angles_at(&p->sin, position), angle_bytes, false);
+        if (!passes_by && q.ahead_slot >= 0)
+            mlai_prefetch_bytes(mlai_cache_row_at(&work->cache, q.ahead_slot).latent,
+                                work->row_bytes, true);
+        write_token(work, &q, &stage);
     }
-    mlai_stream_end(work->cache.is_streaming);
+    if (work->cache.is_staged)
+        mlai_stage_empty(&stage);
+    mlai_stream_end(passes_by);
 }
 
 mla_status MLAI_IN_FAMILY(mlai_rope_write_run)(const mla_exec *exec, const mla_problem *problem,
@@ -122,8 +111,8 @@ mla_status MLAI_IN_FAMILY(mlai_rope_write_run)(const mla_exec *exec, const mla_p
                                 mlai_cache_make(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
                                                 p->qk_rope_head_dim, p->k_scale, p->flags)};
     work.row_bytes = p->kv_cache.shape[2] * mlai_lane_bytes(p->kv_cache.format);
-    work.cache.is_streaming =
-        mlai_should_stream(problem->tokens * (work.row_bytes + 2 * query_values));
+    if (mlai_should_stream(problem->tokens * (work.row_bytes + 2 * query_values)))
+        mlai_cache_stream(&work.cache);
     work.n_tasks = mlai_slot_tasks(exec, problem->tokens, 4 * width);
     if (work.n_tasks == 1)
         rope_write_task(&work, 0);

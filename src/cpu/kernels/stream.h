@@ -42,13 +42,29 @@ static inline void mlai_stream_line(char *out, const char *in)
 #endif
 }
 
-static inline void mlai_stream_copy(char *restrict out, const char *restrict in, int64_t bytes)
+static inline void mlai_store_line(char *out, const char *in)
+{
+#if defined(__AVX512F__)
+    _mm512_storeu_si512(out, _mm512_loadu_si512(in));
+#elif defined(__AVX2__)
+    for (int32_t i = 0; i < MLAI_STREAM_LINE; i += 32)
+        _mm256_storeu_si256((void *)(out + i), _mm256_loadu_si256((const void *)(in + i)));
+#else
+    memcpy(out, in, MLAI_STREAM_LINE);
+#endif
+}
+
+/* `ahead` is read soon, or any address. */
+static inline void mlai_stream_copy(char *restrict out, const char *restrict in, int64_t bytes,
+                                    const char *ahead)
 {
     int64_t i = (int64_t)(-(uintptr_t)out % MLAI_STREAM_LINE);
     i = i < bytes ? i : bytes;
     memcpy(out, in, (size_t)i);
-    for (; i + MLAI_STREAM_LINE <= bytes; i += MLAI_STREAM_LINE)
+    for (; i + MLAI_STREAM_LINE <= bytes; i += MLAI_STREAM_LINE) {
+        __builtin_prefetch(ahead + i);
         mlai_stream_line(out + i, in + i);
+    }
     memcpy(out + i, in + i, (size_t)(bytes - i));
 }
 

@@ -12,48 +12,42 @@ typedef struct write_work {
     int32_t n_tasks;
 } write_work;
 
-/* What a later token reads and, unless stores pass by the caches, the row that it writes. */
-MLAI_PREFETCHER void prefetch_row(const write_work *work, int32_t task, int64_t token)
-{
-    const mla_tensor *slots = &work->params->slots, *latent = &work->params->latent;
-    if (token >= slots->shape[0])
-        return;
-    const int64_t slot = mlai_index_at(slots, token);
-    if (slot < 0 || !mlai_owns_slot(slot, token, task, work->n_tasks))
-        return;
-    const int64_t bytes = mlai_lane_bytes(latent->format);
-    MLAI_PREFETCH_BYTES((const char *)latent->data + token * latent->stride[0] * bytes,
-                        latent->shape[latent->rank - 1] * bytes, 0);
-    if (!work->cache.is_streaming)
-        MLAI_PREFETCH_BYTES(mlai_cache_row_at(&work->cache, slot).latent, work->row_bytes, 1);
-}
-
 static void write_task(void *arg, int32_t task)
 {
     const write_work *work = arg;
     const mla_write_kv_params *p = work->params;
+    const mlai_cache *cache = &work->cache;
     const int32_t format = p->latent.format;
-    const int64_t bytes = mlai_lane_bytes(format), tokens = p->slots.shape[0];
+    const bool passes_by = cache->is_streaming || cache->is_staged;
+    const int64_t bytes = mlai_lane_bytes(format);
     const int64_t latent_stride = p->latent.stride[0] * bytes;
-    const char *rope = (const char *)p->latent.data + work->cache.n_latent * bytes;
+    const char *latent = p->latent.data, *rope = latent + cache->n_latent * bytes;
     int64_t rope_stride = latent_stride;
     if (mlai_present(&p->rope)) {
         rope = p->rope.data;
         rope_stride = p->rope.stride[0] * bytes;
     }
-    for (int64_t i = 0; i < tokens; i++) {
-        prefetch_row(work, task, i + MLAI_ROWS_AHEAD * work->n_tasks);
-        const int64_t slot = mlai_index_at(&p->slots, i);
-        if (slot < 0 || !mlai_owns_slot(slot, i, task, work->n_tasks))
+    mlai_token_queue queue = mlai_queue_make(&p->slots, task, work->n_tasks);
+    mlai_queued q;
+    mlai_stage stage = {.to = NULL, .n_bytes = 0};
+    while (mlai_queue_take(&queue, &q)) {
+        if (!passes_by && q.ahead_slot >= 0)
+            mlai_prefetch_bytes(mlai_cache_row_at(cache, q.ahead_slot).latent, work->row_bytes,
+                                true);
+        if (q.slot < 0)
             continue;
-        const mlai_cache_row row = mlai_cache_row_at(&work->cache, slot);
-        mlai_store_latent(&work->cache, row, (const char *)p->latent.data + i * latent_stride,
-                          format);
-        if (work->cache.n_rope > 0)
-            mlai_store_rope(&work->cache, row, 0, rope + i * rope_stride, format,
-                            work->cache.n_rope);
+        mlai_cache_row row = mlai_cache_row_at(cache, q.slot);
+        if (cache->is_staged)
+            row = mlai_stage_row(&stage, row);
+        mlai_store_latent(cache, row, latent + q.token * latent_stride, format,
+                          latent + q.ahead * latent_stride);
+        if (cache->n_rope > 0)
+            mlai_store_rope(cache, row, 0, rope + q.token * rope_stride, format, cache->n_rope,
+                            rope + q.ahead * rope_stride);
     }
-    mlai_stream_end(work->cache.is_streaming);
+    if (cache->is_staged)
+        mlai_stage_empty(&stage);
+    mlai_stream_end(passes_by);
 }
 
 mla_status MLAI_IN_FAMILY(mlai_write_run)(const mla_exec *exec, const mla_problem *problem,
@@ -66,7 +60,8 @@ mla_status MLAI_IN_FAMILY(mlai_write_run)(const mla_exec *exec, const mla_proble
                        .cache = mlai_cache_make(&p->kv_cache, &p->kv_cache_rope, p->kv_lora_rank,
                                                 p->qk_rope_head_dim, p->k_scale, p->flags)};
     work.row_bytes = p->kv_cache.shape[2] * mlai_lane_bytes(p->kv_cache.format);
-    work.cache.is_streaming = mlai_should_stream(problem->tokens * work.row_bytes);
+    if (mlai_should_stream(problem->tokens * work.row_bytes))
+        mlai_cache_stream(&work.cache);
     work.n_tasks = mlai_slot_tasks(exec, problem->tokens, 4 * width);
     if (work.n_tasks == 1)
         write_task(&work, 0);
