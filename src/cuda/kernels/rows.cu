@@ -1,109 +1,92 @@
 /* Portable row kernels: write, gather, rope, rope_write, merge, pack, on any GPU from sm_80 on.
  *
- * A warp owns a row (a token, or a token's head) and its lanes walk it eight values at a time, so
- * that a warp reads 512 contiguous bytes of bf16 at once. Conversion goes through f32 with the
- * rules of formats.cuh. Rows are independent; nothing is shared between warps and there is no
- * barrier. All offsets are 64-bit. Slots that are negative or past the pool are skipped by write
- * and read as zero by gather; positions outside the tables are clamped: a device cannot return a
- * status.
+ * Bytes bound everything here: a row read once and written once. So a lane moves 16 bytes at a time
+ * (8 values, a chunk), has IN_FLIGHT loads under way before the first is used, and what decides
+ * where a row goes is worked out once a row. A warp has several rows at once where they are short:
  *
- *   lane        0      1      2    ...    31     | next step
- *   values     0-7   8-15   16-23  ...  248-255  | 256-263 ...
+ *   64 chunks (a latent row)      lanes 0 .. 31 the row's chunks 0 .. 31, then 32 .. 63; 4 rows in
+ *                                 flight
+ *   8 chunks (a rope row)         lanes 0 .. 7 row 0 | 8 .. 15 row 1 | 16 .. 23 row 2 | 24 .. 31
+ *   rotation of 64 values         4 lanes a head, lane i with chunks i and i + 4; 8 heads at once,
+ *                                 the token's angles in registers
+ *   merge of 128 columns          8 lanes a row, lane i with chunks i and i + 8; 4 rows at once
  *
- * Bytes bound everything here: a row read once and written once.
+ * Conversion goes through f32 with the rules of formats.cuh; equal formats are copied. Rows whose
+ * bases, strides or widths are not multiples of 16 bytes (8 values) go value by value. Rows are
+ * independent: there is no barrier. All offsets are 64-bit. Slots that are negative or past the
+ * pool are skipped by write and read as zero by gather; positions outside the tables are clamped: a
+ * device cannot return a status.
  */
-#include "cuda/kernels/formats.cuh"
-#include "cuda/kernels/rows.h"
+#include "cuda/kernels/rows_merge.cuh"
 
-#define KERNEL extern "C" __global__ void __launch_bounds__(256)
+#define KERNEL(name, blocks) extern "C" __global__ void __launch_bounds__(256, blocks) name
 
-MLAI_DEVICE int64_t warp_index(void)
+/* ---- cache rows ------------------------------------------------------------------------------ */
+
+/* How lanes share out a part of n chunks: `lanes` of them a row, 32 / lanes rows at once. */
+struct Share {
+    int lanes, row, chunk, rows;
+    __device__ __forceinline__ explicit Share(int n)
+    {
+        lanes = n >= 32 ? 32 : n <= 1 ? 1 : 1 << (32 - __clz(n - 1));
+        row = threadIdx.x % 32 / lanes;
+        chunk = threadIdx.x % 32 % lanes;
+        rows = 32 / lanes;
+    }
+};
+
+/* One part of rows token .. token + n_rows - 1 into the cache, COUNT chunks of a lane at once; lane
+ * i holds where row i's part lies. `tile`: a latent part of ds656, of which all lanes have a share.
+ */
+template <int IN, int COUNT, bool COPIES>
+MLAI_DEVICE void write_part(const mlai_cuda_write_params &p, const mlai_cuda_rows &from,
+                            int64_t token, int n_rows, char *place, int n, int format, bool tile)
 {
-    return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-}
-
-MLAI_DEVICE int64_t warp_count(void)
-{
-    return (int64_t)gridDim.x * blockDim.x / 32;
-}
-
-MLAI_DEVICE int64_t index_at(const mlai_cuda_index &index, int64_t i)
-{
-    if (index.is_i64)
-        return ((const int64_t *)index.data)[i * index.stride];
-    return ((const int32_t *)index.data)[i * index.stride];
-}
-
-MLAI_DEVICE char *row_at(const mlai_cuda_rows &rows, int64_t token, int64_t head)
-{
-    return rows.data + (token * rows.stride0 + head * rows.stride1) * format_bytes(rows.format);
-}
-
-/* What would be infinite in the destination becomes its largest finite value, NaN becomes 0. */
-MLAI_DEVICE void sanitize8(float (&x)[8], int format)
-{
-    const float largest = format == F16                       ? 65504.0f
-                          : format == BF16 || format == DS656 ? 0x1.fep127f
-                                                              : 3.402823466e38f;
+    const Share share(n / 8);
+    for (int chunk = 0; chunk < n / 8; chunk += share.lanes) {
+        const int first = 8 * (chunk + share.chunk);
+        for (int row = share.row; row - share.row < n_rows; row += COUNT * share.rows) {
+            Chunk<IN> chunks[COUNT];
+            char *to[COUNT];
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        x[i] = x[i] == x[i] ? fminf(fmaxf(x[i], -largest), largest) : 0.0f;
-}
-
-MLAI_DEVICE void divide8(float (&x)[8], float scale)
-{
-    if (scale != 1.0f) {
+            for (int i = 0; i < COUNT; i++) {
+                const int at = row + i * share.rows;
+                to[i] = shuffled(place, at % 32);
+                if (at >= n_rows || first >= n)
+                    to[i] = nullptr;
+                else
+                    chunks[i] = load_chunk<IN>(row_at(from, token + at, 0), first);
+            }
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            x[i] = __fdiv_rn(x[i], scale);
+            for (int i = 0; i < COUNT; i++) {
+                if (to[i] == nullptr)
+                    continue;
+                if (COPIES) {
+                    store_chunk<IN>(to[i], first, chunks[i]);
+                    continue;
+                }
+                float x[8];
+                widen_chunk<IN>(x, chunks[i]);
+                if (tile)
+                    put_ds656_tile(p.cache, to[i], first, true, x);
+                else
+                    put8(p.cache, to[i], format, first, 8, true, x);
+            }
+        }
     }
 }
 
-MLAI_DEVICE char *latent_at(const mlai_cuda_cache &c, int64_t slot)
+template <int IN>
+MLAI_DEVICE void write_part(const mlai_cuda_write_params &p, const mlai_cuda_rows &from,
+                            int64_t token, int n_rows, char *place, int n, int format, bool tile)
 {
-    return c.latent + slot / c.page_size * c.page_bytes + slot % c.page_size * c.row_bytes;
+    if (p.copies)
+        write_part<IN, IN_FLIGHT<IN>, true>(p, from, token, n_rows, place, n, format, tile);
+    else
+        write_part<IN, IN_FLIGHT<IN> / 2, false>(p, from, token, n_rows, place, n, format, tile);
 }
 
-MLAI_DEVICE char *rope_at(const mlai_cuda_cache &c, int64_t slot)
-{
-    return c.rope + slot / c.page_size * c.rope_page_bytes + slot % c.page_size * c.rope_row_bytes;
-}
-
-/* Eight values into one part of a cache row. */
-MLAI_DEVICE void put8(const mlai_cuda_cache &c, char *part, int format, int64_t first, int n,
-                      bool wide, float (&x)[8])
-{
-    if (c.sanitize)
-        sanitize8(x, format);
-    divide8(x, c.k_scale);
-    store8(part, first, format, wide, n, x);
-}
-
-/* 16 lanes hold the 128 values of a ds656 tile: scale = max|x| / 448, or 1 when that is 0 or not
- * finite. Magnitudes compare as integers; NaN takes no part. */
-MLAI_DEVICE void put_ds656_tile(const mlai_cuda_cache &c, char *row, int64_t first, float (&x)[8])
-{
-    if (c.sanitize)
-        sanitize8(x, DS656);
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const uint32_t magnitude = __float_as_uint(x[i]) & 0x7fffffffu;
-        largest = max(largest, magnitude > 0x7f800000u ? 0u : magnitude);
-    }
-#pragma unroll
-    for (int step = 8; step > 0; step /= 2)
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    float scale = __fdiv_rn(__uint_as_float(largest), 448.0f);
-    scale = scale > 0.0f && scale <= 3.402823466e38f ? scale : 1.0f;
-    divide8(x, scale);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        store_value(row, first + i, E4M3, x[i]);
-    if (threadIdx.x % 16 == 0)
-        ((float *)(row + 512))[first / 128] = scale;
-}
-
+/* The latent part of a row, value by value. */
 MLAI_DEVICE void write_latent(const mlai_cuda_write_params &p, char *row, const char *in)
 {
     const int lane = threadIdx.x % 32;
@@ -111,81 +94,269 @@ MLAI_DEVICE void write_latent(const mlai_cuda_write_params &p, char *row, const 
         const int n = min(8, p.cache.n_latent - first);
         float x[8];
         if (p.cache.format == DS656) { /* 512 values: every lane takes part in both steps */
-            load8(x, in, first, p.latent.format, p.wide, n);
-            put_ds656_tile(p.cache, row, first, x);
+            load8(x, in, first, p.latent.format, false, n);
+            put_ds656_tile(p.cache, row, first, false, x);
         } else if (n > 0) {
-            load8(x, in, first, p.latent.format, p.wide, n);
-            put8(p.cache, row, p.cache.format, first, n, p.wide, x);
+            load8(x, in, first, p.latent.format, false, n);
+            put8(p.cache, row, p.cache.format, first, n, false, x);
         }
     }
 }
 
-KERNEL mla_write_rows(const __grid_constant__ mlai_cuda_write_params p)
+/* Latent parts of rows token .. token + n_rows - 1. */
+MLAI_DEVICE void write_latents(const mlai_cuda_write_params &p, int64_t token, int n_rows,
+                               const Place &place)
 {
-    const int lane = threadIdx.x % 32;
-    const int rope_format = p.cache.format == DS656 ? BF16 : p.cache.format;
-    for (int64_t token = warp_index(); token < p.tokens; token += warp_count()) {
-        const int64_t slot = index_at(p.slots, token);
-        if (slot < 0 || slot >= p.cache.rows)
-            continue;
-        write_latent(p, latent_at(p.cache, slot), row_at(p.latent, token, 0));
-        char *rope = rope_at(p.cache, slot);
-        const char *in = row_at(p.rope, token, 0);
-        for (int first = 8 * lane; first < p.cache.n_rope; first += 256) {
-            const int n = min(8, p.cache.n_rope - first);
-            float x[8];
-            load8(x, in, first, p.rope.format, p.wide, n);
-            /* ds656 keeps the rope part unscaled, and k_scale is 1 there. */
-            put8(p.cache, rope, rope_format, first, n, p.wide, x);
+    const bool tile = p.cache.format == DS656;
+    const int format = p.cache.format, n = p.cache.n_latent;
+    if (!p.wide) {
+        for (int i = 0; i < n_rows; i++) {
+            char *to = shuffled(place.latent, i);
+            if (to)
+                write_latent(p, to, row_at(p.latent, token + i, 0));
         }
+    } else if (p.latent.format == BF16) {
+        write_part<BF16>(p, p.latent, token, n_rows, place.latent, n, format, tile);
+    } else if (p.latent.format == F16) {
+        write_part<F16>(p, p.latent, token, n_rows, place.latent, n, format, tile);
+    } else {
+        write_part<F32>(p, p.latent, token, n_rows, place.latent, n, format, tile);
     }
 }
 
-KERNEL mla_gather_rows(const __grid_constant__ mlai_cuda_write_params p)
+MLAI_DEVICE void write_ropes(const mlai_cuda_write_params &p, int64_t token, int n_rows,
+                             const Place &place)
 {
-    const int lane = threadIdx.x % 32;
-    const bool is_ds656 = p.cache.format == DS656;
-    const int latent_format = is_ds656 ? E4M3 : p.cache.format;
-    const int rope_format = is_ds656 ? BF16 : p.cache.format;
-    for (int64_t token = warp_index(); token < p.tokens; token += warp_count()) {
-        const int64_t slot = index_at(p.slots, token);
-        const bool live = slot >= 0 && slot < p.cache.rows;
-        const char *latent = live ? latent_at(p.cache, slot) : nullptr;
-        const char *rope = live ? rope_at(p.cache, slot) : nullptr;
-        char *latent_out = row_at(p.latent, token, 0), *rope_out = row_at(p.rope, token, 0);
-        const int latent_steps = (p.cache.n_latent + 7) / 8;
-        for (int step = lane; step < latent_steps + (p.cache.n_rope + 7) / 8; step += 32) {
-            const bool in_rope = step >= latent_steps;
-            const int first = 8 * (in_rope ? step - latent_steps : step);
-            const int n = min(8, (in_rope ? p.cache.n_rope : p.cache.n_latent) - first);
-            float x[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-            if (live) {
-                load8(x, in_rope ? rope : latent, first, in_rope ? rope_format : latent_format,
-                      p.wide, n);
-                const float scale = is_ds656 && !in_rope
-                                        ? ((const float *)(latent + 512))[first / 128]
-                                        : p.cache.k_scale;
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-                    x[i] = scale == 1.0f ? x[i] : x[i] * scale;
+    const int format = rope_format(p.cache), n = p.cache.n_rope;
+    if (!p.wide) {
+        for (int i = 0; i < n_rows; i++) {
+            char *to = shuffled(place.rope, i);
+            for (int first = 8 * (threadIdx.x % 32); to && first < n; first += 256) {
+                float x[8];
+                load8(x, row_at(p.rope, token + i, 0), first, p.rope.format, false,
+                      min(8, n - first));
+                /* ds656 keeps the rope part unscaled, and k_scale is 1 there. */
+                put8(p.cache, to, format, first, min(8, n - first), false, x);
             }
-            store8(in_rope ? rope_out : latent_out, first, p.latent.format, p.wide, n, x);
+        }
+    } else if (p.rope.format == BF16) {
+        write_part<BF16>(p, p.rope, token, n_rows, place.rope, n, format, false);
+    } else if (p.rope.format == F16) {
+        write_part<F16>(p, p.rope, token, n_rows, place.rope, n, format, false);
+    } else {
+        write_part<F32>(p, p.rope, token, n_rows, place.rope, n, format, false);
+    }
+}
+
+/* Lane i's place: of row token + i. */
+MLAI_DEVICE Place my_place(const mlai_cuda_write_params &p, int64_t token, int n_rows)
+{
+    const int lane = threadIdx.x % 32;
+    return place_of(p.cache, lane < n_rows ? index_at(p.slots, token + lane) : -1);
+}
+
+/* A warp has p.group tokens. */
+KERNEL(mla_write_rows, 4)(const __grid_constant__ mlai_cuda_write_params p)
+{
+    const int64_t token = warp_index() * p.group;
+    if (token >= p.tokens)
+        return;
+    const int n_rows = (int)min((int64_t)p.group, p.tokens - token);
+    const Place place = my_place(p, token, n_rows);
+    write_latents(p, token, n_rows, place);
+    write_ropes(p, token, n_rows, place);
+}
+
+/* One part of the cache's rows to rows token .. of `to`; FORMAT is the part's. `scaled`: a latent
+ * part of ds656, whose scales follow it. */
+template <int FORMAT>
+MLAI_DEVICE void gather_part(const mlai_cuda_write_params &p, const mlai_cuda_rows &to,
+                             int64_t token, int n_rows, char *place, int n, bool scaled)
+{
+    const Share share(n / 8);
+    for (int chunk = 0; chunk < n / 8; chunk += share.lanes) {
+        const int first = 8 * (chunk + share.chunk);
+        for (int row = share.row; row - share.row < n_rows; row += IN_FLIGHT<FORMAT> * share.rows) {
+            Chunk<FORMAT> chunks[IN_FLIGHT<FORMAT>];
+            float scales[IN_FLIGHT<FORMAT>];
+#pragma unroll
+            for (int i = 0; i < IN_FLIGHT<FORMAT>; i++) {
+                const int at = row + i * share.rows;
+                const char *from = shuffled(place, at % 32);
+                chunks[i] = Chunk<FORMAT>{};
+                scales[i] = p.cache.k_scale;
+                if (at < n_rows && first < n && from) {
+                    chunks[i] = load_chunk<FORMAT>(from, first);
+                    if (scaled)
+                        scales[i] = ((const float *)(from + 512))[first / 128];
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < IN_FLIGHT<FORMAT>; i++) {
+                const int at = row + i * share.rows;
+                if (at >= n_rows || first >= n)
+                    continue;
+                char *out = row_at(to, token + at, 0);
+                if (p.copies) {
+                    store_chunk<FORMAT>(out, first, chunks[i]);
+                    continue;
+                }
+                float x[8];
+                widen_chunk<FORMAT>(x, chunks[i]);
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    x[j] = scales[i] == 1.0f ? x[j] : x[j] * scales[i];
+                store8(out, first, to.format, true, 8, x);
+            }
         }
     }
 }
 
-/* Pair i of a head, rotated, in f32 without contraction so that it equals the CPU's bits. */
+/* One part of a row, value by value. */
+MLAI_DEVICE void gather_plain(const mlai_cuda_write_params &p, const mlai_cuda_rows &to,
+                              int64_t token, const char *from, int n, int format,
+                              const float *scales)
+{
+    char *out = row_at(to, token, 0);
+    for (int i = threadIdx.x % 32; i < n; i += 32) {
+        float x = 0.0f;
+        if (from) {
+            const float scale = scales ? scales[i / 128] : p.cache.k_scale;
+            x = load_value(from, i, format);
+            x = scale == 1.0f ? x : x * scale;
+        }
+        store_value(out, i, to.format, x);
+    }
+}
+
+MLAI_DEVICE void gather_parts(const mlai_cuda_write_params &p, const mlai_cuda_rows &to,
+                              int64_t token, int n_rows, char *place, int n, int format,
+                              bool scaled)
+{
+    if (!p.wide) {
+        for (int i = 0; i < n_rows; i++) {
+            const char *from = shuffled(place, i);
+            gather_plain(p, to, token + i, from, n, format,
+                         scaled && from ? (const float *)(from + 512) : nullptr);
+        }
+    } else if (format == BF16) {
+        gather_part<BF16>(p, to, token, n_rows, place, n, scaled);
+    } else if (format == F16) {
+        gather_part<F16>(p, to, token, n_rows, place, n, scaled);
+    } else if (format == F32) {
+        gather_part<F32>(p, to, token, n_rows, place, n, scaled);
+    } else if (format == E4M3) {
+        gather_part<E4M3>(p, to, token, n_rows, place, n, scaled);
+    } else {
+        gather_part<E5M2>(p, to, token, n_rows, place, n, scaled);
+    }
+}
+
+KERNEL(mla_gather_rows, 4)(const __grid_constant__ mlai_cuda_write_params p)
+{
+    const int64_t token = warp_index() * p.group;
+    if (token >= p.tokens)
+        return;
+    const int n_rows = (int)min((int64_t)p.group, p.tokens - token);
+    const Place place = my_place(p, token, n_rows);
+    gather_parts(p, p.latent, token, n_rows, place.latent, p.cache.n_latent, latent_format(p.cache),
+                 p.cache.format == DS656);
+    gather_parts(p, p.rope, token, n_rows, place.rope, p.cache.n_rope, rope_format(p.cache), false);
+}
+
+/* ---- rotation -------------------------------------------------------------------------------- */
+
+MLAI_DEVICE int64_t position_at(const mlai_cuda_rope_params &p, int64_t token)
+{
+    const int64_t position = index_at(p.positions, token);
+    return position < 0 ? 0 : position < p.max_positions ? position : p.max_positions - 1;
+}
+
+/* A pair, rotated, in f32 without contraction so that it equals the CPU's bits. */
+MLAI_DEVICE void rotate(float &a, float &b, float c, float s)
+{
+    const float x = a, y = b;
+    a = __fsub_rn(__fmul_rn(x, c), __fmul_rn(y, s));
+    b = __fadd_rn(__fmul_rn(y, c), __fmul_rn(x, s));
+}
+
+/* Cosines and sines of the pairs in chunks i and i + lanes of a head, lane i of p.lanes: pairs 8 i
+ * .. 8 i + 7 of a head in halves; 4 i .. and 4 (i + lanes) .. of neighbours. */
+struct Angles {
+    float4 cos[2], sin[2];
+};
+
+MLAI_DEVICE Angles angles_at(const mlai_cuda_rope_params &p, int64_t position, int i)
+{
+    const int low = p.is_interleaved ? i : 2 * i, high = p.is_interleaved ? i + p.lanes : low + 1;
+    const float4 *cos = (const float4 *)(p.cos + position * p.cos_stride);
+    const float4 *sin = (const float4 *)(p.sin + position * p.sin_stride);
+    return {{cos[low], cos[high]}, {sin[low], sin[high]}};
+}
+
+/* Chunks i and i + lanes of a head. */
+MLAI_DEVICE void rotate_chunks(bool is_interleaved, const Angles &angles, float (&a)[8],
+                               float (&b)[8])
+{
+    const float c[8] = {angles.cos[0].x, angles.cos[0].y, angles.cos[0].z, angles.cos[0].w,
+                        angles.cos[1].x, angles.cos[1].y, angles.cos[1].z, angles.cos[1].w};
+    const float s[8] = {angles.sin[0].x, angles.sin[0].y, angles.sin[0].z, angles.sin[0].w,
+                        angles.sin[1].x, angles.sin[1].y, angles.sin[1].z, angles.sin[1].w};
+    if (is_interleaved) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            rotate(a[2 * i], a[2 * i + 1], c[i], s[i]);
+            rotate(b[2 * i], b[2 * i + 1], c[4 + i], s[4 + i]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            rotate(a[i], b[i], c[i], s[i]);
+    }
+}
+
+/* Heads from `head` on, one after the other over groups of p.lanes lanes, two chunks a lane. A pair
+ * is read and written by one lane: working in place is safe. */
+template <int IN>
+MLAI_DEVICE void rotate_heads(const mlai_cuda_rope_params &p, int64_t token, int head)
+{
+    constexpr int heads = IN_FLIGHT<IN> / 2; /* of a lane */
+    const int at = threadIdx.x % 32 % p.lanes, step = 32 / p.lanes;
+    const int low = 8 * at, high = 8 * (at + p.lanes);
+    head += threadIdx.x % 32 / p.lanes;
+    Chunk<IN> chunks[heads][2];
+#pragma unroll
+    for (int i = 0; i < heads; i++) {
+        if (head + i * step < p.heads) {
+            const char *x = row_at(p.x, token, head + i * step);
+            chunks[i][0] = load_chunk<IN>(x, low);
+            chunks[i][1] = load_chunk<IN>(x, high);
+        }
+    }
+    const Angles angles = angles_at(p, position_at(p, token), at);
+#pragma unroll
+    for (int i = 0; i < heads; i++) {
+        if (head + i * step < p.heads) {
+            float a[8], b[8];
+            widen_chunk<IN>(a, chunks[i][0]);
+            widen_chunk<IN>(b, chunks[i][1]);
+            rotate_chunks(p.is_interleaved, angles, a, b);
+            char *out = row_at(p.out, token, head + i * step);
+            store8(out, low, p.out.format, true, 8, a);
+            store8(out, high, p.out.format, true, 8, b);
+        }
+    }
+}
+
+/* Pair `pair` of a head, value by value. */
 MLAI_DEVICE float2 rotated(const mlai_cuda_rope_params &p, const char *x, int format,
                            int64_t position, int pair)
 {
-    const int half = p.width / 2;
-    const float c = p.cos[position * p.cos_stride + pair],
-                s = p.sin[position * p.sin_stride + pair];
     const int64_t first = p.is_interleaved ? 2 * pair : pair;
-    const int64_t second = p.is_interleaved ? 2 * pair + 1 : pair + half;
-    const float a = load_value(x, first, format), b = load_value(x, second, format);
-    return make_float2(__fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s)),
-                       __fadd_rn(__fmul_rn(b, c), __fmul_rn(a, s)));
+    const int64_t second = p.is_interleaved ? 2 * pair + 1 : pair + p.width / 2;
+    float2 y = make_float2(load_value(x, first, format), load_value(x, second, format));
+    rotate(y.x, y.y, p.cos[position * p.cos_stride + pair], p.sin[position * p.sin_stride + pair]);
+    return y;
 }
 
 MLAI_DEVICE void put_pair(const mlai_cuda_rope_params &p, char *out, int format, int pair, float2 y)
@@ -194,14 +365,7 @@ MLAI_DEVICE void put_pair(const mlai_cuda_rope_params &p, char *out, int format,
     store_value(out, p.is_interleaved ? 2 * pair + 1 : pair + p.width / 2, format, y.y);
 }
 
-MLAI_DEVICE int64_t position_at(const mlai_cuda_rope_params &p, int64_t token)
-{
-    const int64_t position = index_at(p.positions, token);
-    return position < 0 ? 0 : position < p.max_positions ? position : p.max_positions - 1;
-}
-
-/* A pair is read and written by one lane: working in place is safe. */
-MLAI_DEVICE void rotate_head(const mlai_cuda_rope_params &p, int64_t token, int64_t head)
+MLAI_DEVICE void rotate_plain(const mlai_cuda_rope_params &p, int64_t token, int64_t head)
 {
     const char *x = row_at(p.x, token, head);
     char *out = row_at(p.out, token, head);
@@ -210,110 +374,126 @@ MLAI_DEVICE void rotate_head(const mlai_cuda_rope_params &p, int64_t token, int6
         put_pair(p, out, p.out.format, pair, rotated(p, x, p.x.format, position, pair));
 }
 
-KERNEL mla_rope_rows(const __grid_constant__ mlai_cuda_rope_params p)
+/* A token's p.parts parts one after the other. */
+MLAI_DEVICE void rotate_part(const mlai_cuda_rope_params &p, int64_t index)
 {
-    const int64_t rows = p.tokens * p.heads;
-    for (int64_t row = warp_index(); row < rows; row += warp_count())
-        rotate_head(p, row / p.heads, row % p.heads);
+    const int64_t token = index / p.parts;
+    const int head = (int)(index - token * p.parts) * p.heads_of_part;
+    if (token >= p.tokens)
+        return;
+    if (!p.wide)
+        rotate_plain(p, token, head);
+    else if (p.x.format == BF16)
+        rotate_heads<BF16>(p, token, head);
+    else if (p.x.format == F16)
+        rotate_heads<F16>(p, token, head);
+    else
+        rotate_heads<F32>(p, token, head);
 }
 
-/* Rows 0 .. tokens - 1 are the cache's, then come the queries' heads. */
-KERNEL mla_rope_write_rows(const __grid_constant__ mlai_cuda_rope_write_params p)
+KERNEL(mla_rope_rows, 4)(const __grid_constant__ mlai_cuda_rope_params p)
 {
-    const int64_t tokens = p.kv.tokens, rows = tokens + tokens * p.q.heads;
-    const int rope_format = p.kv.cache.format == DS656 ? BF16 : p.kv.cache.format;
-    for (int64_t row = warp_index(); row < rows; row += warp_count()) {
-        if (row >= tokens) {
-            rotate_head(p.q, (row - tokens) / p.q.heads, (row - tokens) % p.q.heads);
+    rotate_part(p, warp_index());
+}
+
+/* Rotated keys of rows token .. to the cache and, where wanted, to k_out: p.q.lanes lanes a row. */
+template <int IN>
+MLAI_DEVICE void write_keys(const mlai_cuda_rope_write_params &p, int64_t token, int n_rows,
+                            char *place)
+{
+    const int at = threadIdx.x % 32 % p.q.lanes, rows = 32 / p.q.lanes;
+    const int low = 8 * at, high = 8 * (at + p.q.lanes), format = rope_format(p.kv.cache);
+    for (int first = 0; first < n_rows; first += rows) {
+        const int row = first + threadIdx.x % 32 / p.q.lanes;
+        char *to = shuffled(place, row % 32);
+        if (row >= n_rows)
             continue;
+        float a[8], b[8];
+        const char *x = row_at(p.kv.rope, token + row, 0);
+        const Chunk<IN> chunks[2] = {load_chunk<IN>(x, low), load_chunk<IN>(x, high)};
+        const Angles angles = angles_at(p.q, position_at(p.q, token + row), at);
+        widen_chunk<IN>(a, chunks[0]);
+        widen_chunk<IN>(b, chunks[1]);
+        rotate_chunks(p.q.is_interleaved, angles, a, b);
+        if (p.k_out.data) {
+            char *out = row_at(p.k_out, token + row, 0);
+            store8(out, low, p.k_out.format, true, 8, a);
+            store8(out, high, p.k_out.format, true, 8, b);
         }
-        const int64_t slot = index_at(p.kv.slots, row), position = position_at(p.q, row);
-        const bool live = slot >= 0 && slot < p.kv.cache.rows;
-        if (live)
-            write_latent(p.kv, latent_at(p.kv.cache, slot), row_at(p.kv.latent, row, 0));
-        char *cached = live ? rope_at(p.kv.cache, slot) : nullptr;
-        const char *k = row_at(p.kv.rope, row, 0);
-        for (int pair = threadIdx.x % 32; pair < p.q.width / 2; pair += 32) {
-            const float2 y = rotated(p.q, k, p.kv.rope.format, position, pair);
-            if (p.k_out.data)
-                put_pair(p.q, row_at(p.k_out, row, 0), p.k_out.format, pair, y);
-            if (!live)
-                continue;
-            float x[8] = {y.x, y.y, 0, 0, 0, 0, 0, 0};
-            if (p.kv.cache.sanitize)
-                sanitize8(x, rope_format);
-            divide8(x, p.kv.cache.k_scale);
-            put_pair(p.q, cached, rope_format, pair, make_float2(x[0], x[1]));
+        if (to) {
+            put8(p.kv.cache, to, format, low, 8, true, a);
+            put8(p.kv.cache, to, format, high, 8, true, b);
         }
     }
 }
 
-/* m = max lse_i; w_i = exp(lse_i - m) / sum; states with an infinite lse are empty. */
-KERNEL mla_merge_rows(const __grid_constant__ mlai_cuda_merge_params p)
+MLAI_DEVICE void write_key_plain(const mlai_cuda_rope_write_params &p, int64_t token, char *to)
 {
-    const int lane = threadIdx.x % 32;
-    const int64_t rows = p.tokens * p.heads;
-    for (int64_t row = warp_index(); row < rows; row += warp_count()) {
-        const int64_t token = row / p.heads, head = row % p.heads;
-        float largest = -INFINITY, sum = 0.0f;
-        bool has_nan = false;
-        int n_live = 0, last = 0;
-        for (int i = 0; i < p.n_states; i++) {
-            const float lse = p.lses[i][token * p.lse_strides[i][0] + head * p.lse_strides[i][1]];
-            if (isinf(lse))
-                continue;
-            has_nan |= lse != lse;
-            largest = lse > largest ? lse : largest;
-            last = i;
-            n_live++;
-        }
-        for (int i = 0; i < p.n_states; i++) {
-            const float lse = p.lses[i][token * p.lse_strides[i][0] + head * p.lse_strides[i][1]];
-            if (!isinf(lse))
-                sum += expf(lse - largest);
-        }
-        const float lse_last =
-            p.lses[last][token * p.lse_strides[last][0] + head * p.lse_strides[last][1]];
-        const float lse = n_live == 0 ? -INFINITY : n_live == 1 ? lse_last : largest + logf(sum);
-        char *out = row_at(p.out, token, head);
-        const int in_bytes = format_bytes(p.in_format);
-        for (int first = 8 * lane; first < p.width; first += 256) {
-            const int n = min(8, p.width - first);
-            float total[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-            for (int i = 0; i < p.n_states; i++) {
-                const float own =
-                    p.lses[i][token * p.lse_strides[i][0] + head * p.lse_strides[i][1]];
-                if (isinf(own))
-                    continue;
-                const char *in =
-                    (const char *)p.outs[i] +
-                    (token * p.out_strides[i][0] + head * p.out_strides[i][1]) * in_bytes;
-                const float weight = n_live == 1 ? 1.0f
-                                     : has_nan   ? NAN
-                                                 : __fdiv_rn(expf(own - largest), sum);
-                float x[8];
-                load8(x, in, first, p.in_format, p.wide, n);
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    total[j] = n_live == 1 ? x[j] : total[j] + weight * x[j];
-            }
-            store8(out, first, p.out.format, p.wide, n, total);
-        }
-        /* The lse may be the first state's own: every lane has read it before lane 0 writes. */
-        __syncwarp();
-        if (lane == 0 && p.lse)
-            p.lse[token * p.lse_stride0 + head * p.lse_stride1] = has_nan && n_live > 1 ? NAN : lse;
+    const int64_t position = position_at(p.q, token);
+    const int format = rope_format(p.kv.cache);
+    const char *k = row_at(p.kv.rope, token, 0);
+    for (int pair = threadIdx.x % 32; pair < p.q.width / 2; pair += 32) {
+        const float2 y = rotated(p.q, k, p.kv.rope.format, position, pair);
+        if (p.k_out.data)
+            put_pair(p.q, row_at(p.k_out, token, 0), p.k_out.format, pair, y);
+        if (to == nullptr)
+            continue;
+        float x[8] = {y.x, y.y, 0, 0, 0, 0, 0, 0};
+        if (p.kv.cache.sanitize)
+            sanitize8(x, format);
+        divide8(x, p.kv.cache.k_scale);
+        put_pair(p.q, to, format, pair, make_float2(x[0], x[1]));
     }
+}
+
+MLAI_DEVICE void write_cache_rows(const mlai_cuda_rope_write_params &p, int64_t token)
+{
+    const int n_rows = (int)min((int64_t)p.kv.group, p.kv.tokens - token);
+    const Place place = my_place(p.kv, token, n_rows);
+    write_latents(p.kv, token, n_rows, place);
+    if (!p.k_wide) {
+        for (int i = 0; i < n_rows; i++)
+            write_key_plain(p, token + i, shuffled(place.rope, i));
+    } else if (p.kv.rope.format == BF16) {
+        write_keys<BF16>(p, token, n_rows, place.rope);
+    } else if (p.kv.rope.format == F16) {
+        write_keys<F16>(p, token, n_rows, place.rope);
+    } else {
+        write_keys<F32>(p, token, n_rows, place.rope);
+    }
+}
+
+/* Groups of the cache's rows first, then come the queries. */
+KERNEL(mla_rope_write_rows, 3)(const __grid_constant__ mlai_cuda_rope_write_params p)
+{
+    const int64_t groups = (p.kv.tokens + p.kv.group - 1) / p.kv.group, index = warp_index();
+    if (index < groups)
+        write_cache_rows(p, index * p.kv.group);
+    else if (p.q.parts > 0)
+        rotate_part(p.q, index - groups);
+}
+
+/* ---- merge and pack -------------------------------------------------------------------------- */
+
+KERNEL(mla_merge_rows, 4)(const __grid_constant__ mlai_cuda_merge_params p)
+{
+    if (!p.wide)
+        merge_plain(p);
+    else if (p.in_format == BF16)
+        merge_wide<BF16>(p);
+    else if (p.in_format == F16)
+        merge_wide<F16>(p);
+    else
+        merge_wide<F32>(p);
 }
 
 /* k[t, h] = [k_nope[t, h] | k_pe[t]] and a copy of v, one warp a token's head. */
-KERNEL mla_pack_rows(const __grid_constant__ mlai_cuda_pack_params p)
+KERNEL(mla_pack_rows, 4)(const __grid_constant__ mlai_cuda_pack_params p)
 {
     const int nope_steps = (p.n_nope + 7) / 8, rope_steps = (p.n_rope + 7) / 8;
     const int v_steps = p.v_out.data ? (p.n_v + 7) / 8 : 0;
-    const int64_t rows = p.tokens * p.heads;
-    for (int64_t row = warp_index(); row < rows; row += warp_count()) {
-        const int64_t token = row / p.heads, head = row % p.heads;
+    const int64_t token = warp_index() / p.heads, head = warp_index() - token * p.heads;
+    if (token < p.tokens) {
         char *k = row_at(p.k_out, token, head);
         for (int step = threadIdx.x % 32; step < nope_steps + rope_steps + v_steps; step += 32) {
             float x[8];

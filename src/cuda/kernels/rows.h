@@ -9,6 +9,9 @@
 
 #include <stdint.h>
 
+/* Chunks of 8 values that a lane has under way at once: 64 bytes. */
+#define MLAI_ROWS_IN_FLIGHT(is_f32) ((is_f32) ? 2 : 4)
+
 /* A cache of pages; the rope part may lie in the same rows. */
 typedef struct mlai_cuda_cache {
     char *latent;
@@ -43,6 +46,8 @@ typedef struct mlai_cuda_write_params {
     mlai_cuda_rows latent, rope; /* sources (write) or destinations (gather) */
     int64_t tokens;
     int32_t wide;
+    int32_t copies; /* wide, and nothing is converted */
+    int32_t group;  /* tokens that a warp has at a time, 1 to 32 */
 } mlai_cuda_write_params;
 
 typedef struct mlai_cuda_rope_params {
@@ -55,13 +60,18 @@ typedef struct mlai_cuda_rope_params {
     int32_t heads;
     int32_t width; /* P */
     int32_t is_interleaved;
+    int32_t wide;          /* P is 16 times a power of two, tables are aligned too */
+    int32_t lanes;         /* P / 16, with `wide` */
+    int32_t heads_of_part; /* heads that a warp has at a time: 1 without `wide` */
+    int32_t parts;         /* of a token's heads */
 } mlai_cuda_rope_params;
 
 /* rope_write: q_pe and k_pe rotated, latent and k_pe into the cache. */
 typedef struct mlai_cuda_rope_write_params {
-    mlai_cuda_rope_params q;   /* heads 0 = no queries */
+    mlai_cuda_rope_params q;   /* parts 0 = no queries */
     mlai_cuda_write_params kv; /* rope: k_pe, not rotated */
     mlai_cuda_rows k_out;      /* data null = not wanted */
+    int32_t k_wide;            /* as q.wide, of k_pe, k_out and the cache's rope part */
 } mlai_cuda_rope_write_params;
 
 enum { MLAI_CUDA_MERGE_STATES = 64 };
@@ -80,6 +90,7 @@ typedef struct mlai_cuda_merge_params {
     int32_t width;
     int32_t in_format;
     int32_t wide;
+    int32_t lanes; /* of a row: a power of two */
 } mlai_cuda_merge_params;
 
 typedef struct mlai_cuda_pack_params {
