@@ -239,15 +239,17 @@ void mlai_block_run_unit(const mlai_block *block, int64_t unit, const uint8_t *h
     u.hidden = hidden;
     u.acc = acc;
     u.is_first = is_first;
-    if (block->packed) {
-        u.packed = block->packed;
-        u.n_ahead = block->n_ahead;
+    u.n_ahead = block->n_ahead;
+    u.is_new = block->is_new;
+    u.packed = block->packed;
+    if (u.packed) {
         block->kernel->unit(&u);
         return;
     }
     pad_keys(block, n_keys);
-    u.n_ahead =
-        (int32_t)mlai_max_i64(0, mlai_block_keys_end(block, unit) - first_key - MLAI_UNIT_KEYS);
+    if (u.n_ahead == 0)
+        u.n_ahead =
+            (int32_t)mlai_max_i64(0, mlai_block_keys_end(block, unit) - first_key - MLAI_UNIT_KEYS);
     if (seen_by_all == n_keys || are_finite(&u, seen_by_all))
         block->kernel->unit(&u);
     else

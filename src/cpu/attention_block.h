@@ -43,7 +43,9 @@ typedef struct mlai_block {
     float cap;
     bool shares_rows;   /* values are the first columns of keys[0] */
     const void *packed; /* of the unit that runs, whose values are all finite; or NULL */
-    int32_t n_ahead; /* with packed: row pointers from MLAI_UNIT_KEYS on of what is packed next */
+    int32_t
+        n_ahead; /* row pointers from MLAI_UNIT_KEYS on that are not the block's next unit, or 0 */
+    bool is_new; /* see mlai_unit */
 } mlai_block;
 
 /* A bump allocator that only counts when base is NULL: sizing and cutting are one function. */

@@ -65,6 +65,7 @@ typedef struct mlai_unit {
     int32_t n_rows;  /* of the block */
     int32_t n_keys;  /* the largest bound of the block's rows in this unit, 1.. */
     int32_t n_ahead; /* rows of the next unit that this task will come to */
+    bool is_new;     /* no unit before has asked for the rows of this one */
     const void *const *keys[MLAI_MAX_PIECES]; /* [MLAI_UNIT_POINTERS], caller's rows */
     const void *const *values;                /* likewise; keys[0] itself for a latent cache */
     const int32_t *visible; /* [n_rows, rounded up to lanes]: the row sees keys 0..visible-1 */

@@ -189,6 +189,7 @@ static mlai_triple partial_triple(const decode_job *job, int32_t task, int64_t i
 typedef struct cursor {
     int64_t request;
     int64_t first_row;
+    mlai_plan_position at, end; /* the block, and where the task ends */
     mlai_block block;
 } cursor;
 
@@ -283,6 +284,23 @@ static void find_rows(const decode_job *job, const cursor *c, int64_t origin, in
     }
 }
 
+/* Rows of the first unit of the block that the task comes to next, behind those of a last unit. */
+static int32_t find_next_block(const decode_job *job, const cursor *c)
+{
+    mlai_plan_position next = {c->at.request, c->at.block + 1, 0};
+    while (next.request < job->n_requests && next.block >= n_blocks_of(job, next.request))
+        next = (mlai_plan_position){next.request + 1, 0, 0};
+    if (next.request == job->n_requests || !mlai_plan_before(&next, &c->end))
+        return 0;
+    cursor other = {.request = next.request, .block = {.memory = c->block.memory}};
+    int32_t n_rows;
+    int64_t n_keys;
+    block_extent(job, next.request, next.block, &n_rows, &n_keys);
+    n_keys = mlai_min_i64(n_keys, MLAI_UNIT_KEYS);
+    find_rows(job, &other, -MLAI_UNIT_KEYS, 0, n_keys);
+    return (int32_t)n_keys;
+}
+
 /* A tree mask over one unit, or NULL where the unit lies before the window. */
 static const uint8_t *hide_keys(const decode_job *job, const cursor *c, int64_t first, int64_t end)
 {
@@ -317,7 +335,10 @@ static void run_unit(const decode_job *job, cursor *c, int64_t unit, mlai_triple
     mlai_block_keep_rows(&c->block, unit);
     find_rows(job, c, first, c->block.found, keys_end);
     c->block.found = keys_end;
+    if (first + MLAI_UNIT_KEYS >= c->block.end_key)
+        c->block.n_ahead = find_next_block(job, c);
     mlai_block_run_unit(&c->block, unit, hide_keys(job, c, first, end), acc, is_first);
+    c->block.is_new = false;
 }
 
 /* Output and LSE of rows first..end-1 of a block; no triple when the block saw nothing. */
@@ -377,6 +398,7 @@ static void run_range(void *arg, int32_t task)
     mlai_block_memory memory = task_memory(job, task);
     mlai_plan_position at = job->cuts[task], end = job->cuts[task + 1];
     mlai_block_memory_start(&memory, &job->shape);
+    bool is_new = true;
     for (; at.request < job->n_requests; at.request++, at.block = 0) {
         int64_t n_blocks = n_blocks_of(job, at.request);
         for (; at.block < n_blocks; at.block++, at.unit = 0) {
@@ -385,6 +407,9 @@ static void run_range(void *arg, int32_t task)
             bool is_last = mlai_plan_same_block(&at, &end);
             cursor c;
             open_block(job, &c, &memory, at.request, at.block);
+            c.at = at;
+            c.end = end;
+            c.block.is_new = is_new;
             int64_t n_units = mlai_block_units(c.block.max_bound);
             int64_t end_unit = is_last ? end.unit : n_units;
             c.block.end_key = mlai_min_i64(end_unit * MLAI_UNIT_KEYS, c.block.max_bound);
@@ -396,6 +421,7 @@ static void run_range(void *arg, int32_t task)
                 run_from_inside(job, &c, task, at.unit, end_unit);
             if (is_last)
                 return;
+            is_new = c.block.n_ahead == 0;
         }
     }
 }

@@ -301,6 +301,7 @@ static void run_block(const prefill_job *job, cursor *c, packed_head *head)
             mlai_block_keep_rows(&c->block, unit);
             find_rows(job, c, unit * MLAI_UNIT_KEYS, c->block.found, end);
             c->block.found = end;
+            c->block.n_ahead = 0;
         }
         mlai_block_run_unit(&c->block, unit, NULL, state.segment, !state.has_segment);
         state.has_segment = true;

@@ -148,9 +148,11 @@ static void copy_bf16_row(uint16_t *out, const uint16_t *in, int32_t n)
 static const void *const *copy_rows(const mlai_unit *u, const bf16_copies *s, int32_t slot,
                                     const void *const *in, int32_t n, const fp8_table *table)
 {
+    int32_t format = u->shape->kv_format;
+    int32_t bytes = format == MLA_FORMAT_DS656 ? MLA_DS656_ROW_BYTES : n * mla_format_bytes(format);
     for (int32_t key = 0; key < u->n_keys; key++) {
         uint16_t *out = s->rows + key * s->row_halfs + s->offset[slot];
-        for (int32_t at = 0; at < n; at += 64)
+        for (int32_t at = 0; at < bytes; at += 64)
             _mm_prefetch((const char *)in[key + COPY_AHEAD] + at, _MM_HINT_T0);
         if (table)
             copy_fp8_row(table, out, in[key], n);
