@@ -77,21 +77,28 @@ void mlai_model_row_to_f32(float *dst, const void *src, int32_t format, int64_t 
     }
 }
 
+MLAI_CPU_CLONES static void round_row(float *row, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        row[i] = mlai_model_bf16_to_f32(mlai_model_bf16_from_f32(row[i]));
+}
+
+MLAI_CPU_CLONES static void narrow_row(uint16_t *restrict dst, const float *restrict src, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = mlai_model_bf16_from_f32(src[i]);
+}
+
 void mlai_model_row_from_f32(void *dst, int32_t format, const float *src, int64_t n)
 {
-    if (format == MLA_FORMAT_BF16) {
-        uint16_t *half = dst;
-        for (int64_t i = 0; i < n; i++)
-            half[i] = mlai_model_bf16_from_f32(src[i]);
-    } else {
+    if (format == MLA_FORMAT_BF16)
+        narrow_row(dst, src, n);
+    else
         memcpy(dst, src, (size_t)n * sizeof *src);
-    }
 }
 
 void mlai_model_row_round(float *row, int32_t format, int64_t n)
 {
-    if (format != MLA_FORMAT_BF16)
-        return;
-    for (int64_t i = 0; i < n; i++)
-        row[i] = mlai_model_bf16_to_f32(mlai_model_bf16_from_f32(row[i]));
+    if (format == MLA_FORMAT_BF16)
+        round_row(row, n);
 }

@@ -12,6 +12,14 @@
 #include <stdint.h>
 #include <string.h>
 
+/* On x86-64 a loop over a row is compiled for three levels and chosen when the program is loaded.
+ */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
+#define MLAI_CPU_CLONES __attribute__((target_clones("avx512f", "arch=haswell", "default")))
+#else
+#define MLAI_CPU_CLONES
+#endif
+
 static inline float mlai_model_bf16_to_f32(uint16_t bits)
 {
     uint32_t wide = (uint32_t)bits << 16;

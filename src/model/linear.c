@@ -22,19 +22,12 @@
 /* Weights below which waking threads costs more than the product. */
 #define MIN_TASK_VALUES ((int64_t)1 << 16)
 
-/* On x86-64 the dot product is compiled for three levels and chosen when the program is loaded. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
-#define CPU_CLONES __attribute__((target_clones("avx512f", "arch=haswell", "default")))
-#else
-#define CPU_CLONES
-#endif
-
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
 /* sum x[i] * w[i] with w in bf16. */
-CPU_CLONES static float dot_bf16(const float *x, const uint16_t *w, int64_t n)
+MLAI_CPU_CLONES static float dot_bf16(const float *x, const uint16_t *w, int64_t n)
 {
     f32x16 sum[2] = {{0}, {0}};
     int64_t i = 0;

@@ -114,8 +114,8 @@ MLAI_INLINE float mlai_tile_largest(const float *x)
  * The latent of a ds656 row: n = 512 codes, then the scale max|x| / 448 of each 128 values, or 1
  * where that is 0 or not finite (a zero tile, an infinity). `ahead` is the input of a later row.
  */
-static inline void mlai_store_ds656_latent(char *row, const char *in, int32_t in_format, int64_t n,
-                                           const mlai_change *change, const char *ahead)
+MLAI_APART void mlai_store_ds656_latent(char *row, const char *in, int32_t in_format, int64_t n,
+                                        const mlai_change *change, const char *ahead)
 {
     const bool is_held = change->largest <= FLT_MAX;
     if (in_format == MLA_FORMAT_BF16 && !is_held &&

@@ -18,6 +18,9 @@
 
 enum { MLAI_BLOCK = 64, MLAI_CHUNK = 512 };
 
+/* For what is large and would be copied to each of its callers. */
+#define MLAI_APART static __attribute__((noinline, unused))
+
 /* What happens to a row's values on the way; only fp8 rows are divided or multiplied. */
 typedef struct mlai_change {
     float divisor; /* of fp8 outputs; 1 = none */
@@ -26,6 +29,11 @@ typedef struct mlai_change {
 } mlai_change;
 
 static const mlai_change mlai_no_change = {1.0f, 1.0f, INFINITY};
+
+static inline bool mlai_is_change(const mlai_change *c)
+{
+    return c->divisor != 1.0f || c->factor != 1.0f || c->largest <= FLT_MAX;
+}
 
 /* Functions that only prefetch are inlined by force: gcc takes a call of one for a call without
  * effect and drops it. */
@@ -106,9 +114,9 @@ MLAI_INLINE int64_t mlai_convert_blocks(char *out, const int32_t out_format, con
         return change->factor != 1.0f ? MLAI_BLOCKS(from, to, true) : MLAI_BLOCKS(from, to, false);
 
 /* The front of a row between two different formats, not fp8 to fp8. */
-static int64_t mlai_convert_front(char *out, int32_t out_format, const char *in, int32_t in_format,
-                                  int64_t n, const mlai_change *change, bool is_streaming,
-                                  const char *ahead)
+MLAI_APART int64_t mlai_convert_front(char *out, int32_t out_format, const char *in,
+                                      int32_t in_format, int64_t n, const mlai_change *change,
+                                      bool is_streaming, const char *ahead)
 {
     switch (MLAI_PAIR(in_format, out_format)) {
         MLAI_PAIR_CASE(F32, BF16)
@@ -146,9 +154,8 @@ static inline void mlai_hold_values(float *x, int64_t n, float largest)
     }
 }
 
-static inline void mlai_convert_rest(char *out, int32_t out_format, const char *in,
-                                     int32_t in_format, int64_t n, const mlai_change *change,
-                                     bool is_streaming)
+MLAI_APART void mlai_convert_rest(char *out, int32_t out_format, const char *in, int32_t in_format,
+                                  int64_t n, const mlai_change *change, bool is_streaming)
 {
     const int64_t in_bytes = mlai_lane_bytes(in_format), out_bytes = mlai_lane_bytes(out_format);
     _Alignas(64) float values[MLAI_CHUNK];

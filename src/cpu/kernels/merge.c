@@ -73,6 +73,10 @@ static inline float log_of(float x)
 static void copy_lses(float *lse, const mla_tensor *t, const merge_group *rows)
 {
     const float *from = t->data;
+    if (rows->n == GROUP && rows->token[0] == rows->token[GROUP - 1] && t->stride[1] == 1) {
+        memcpy(lse, from + rows->token[0] * t->stride[0] + rows->head[0], GROUP * sizeof *lse);
+        return;
+    }
     for (int32_t r = 0; r < GROUP; r++)
         lse[r] =
             r < rows->n ? from[rows->token[r] * t->stride[0] + rows->head[r] * t->stride[1]] : 0.0f;

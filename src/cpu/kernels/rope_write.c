@@ -24,9 +24,49 @@ static void rotate_queries(const rope_write_work *work, int64_t token, int64_t a
                           q->format};
     const mlai_heads y = {(char *)out->data + token * out->stride[0] * out_bytes,
                           out->stride[1] * out_bytes, out->format};
+    /* In place, the line to be written is in the cache. */
+    const bool passes_by = work->cache.is_streaming || work->cache.is_staged;
     mlai_rotate_heads(&y, &x, q->shape[1], cos, sin, q->shape[2], p->is_interleaved != 0,
-                      work->cache.is_streaming || work->cache.is_staged,
+                      passes_by && out->data != q->data,
                       (const char *)q->data + ahead * q->stride[0] * q_bytes);
+}
+
+/* The rotated key to the cache's row, where there is one, and to k_pe_out, where it is given. */
+static void rotate_key(const rope_write_work *work, int64_t token, int64_t ahead,
+                       const mlai_cache_row *row, const float *cos, const float *sin)
+{
+    const mla_rope_write_kv_params *p = work->params;
+    const mlai_cache *cache = &work->cache;
+    const bool is_interleaved = p->is_interleaved != 0, has_out = mlai_present(&p->k_pe_out);
+    const int64_t stride = p->k_pe.stride[0] * mlai_lane_bytes(p->k_pe.format);
+    const int64_t out_bytes = has_out ? mlai_lane_bytes(p->k_pe_out.format) : 0;
+    const mlai_heads x = {(char *)p->k_pe.data + token * stride, 0, p->k_pe.format};
+    const char *x_ahead = (const char *)p->k_pe.data + ahead * stride;
+    mlai_heads out = {NULL, 0, p->k_pe_out.format};
+    if (has_out)
+        out.data = (char *)p->k_pe_out.data + token * p->k_pe_out.stride[0] * out_bytes;
+    if (!mlai_is_change(&cache->change) && mlai_rotates_blocks(cache->n_rope, is_interleaved)) {
+        const mlai_heads to_cache = {row->rope, 0, cache->rope_format};
+        if (row->rope != NULL)
+            mlai_rotate_heads(&to_cache, &x, 1, cos, sin, cache->n_rope, is_interleaved,
+                              cache->is_streaming, x_ahead);
+        if (has_out)
+            mlai_rotate_heads(&out, &x, 1, cos, sin, cache->n_rope, is_interleaved, false, x_ahead);
+        return;
+    }
+    mlai_rotated y;
+    for (int64_t pair = 0; pair < cache->n_rope / 2; pair += MLAI_PAIRS) {
+        mlai_rotate_chunk(&y, x.data, x.format, cos, sin, cache->n_rope, pair, is_interleaved);
+        for (int32_t k = 0; k < y.n_parts; k++) {
+            const float *values = y.values + k * y.part_values;
+            if (row->rope != NULL)
+                mlai_store_rope(cache, *row, y.part_first[k], (const char *)values, MLA_FORMAT_F32,
+                                y.part_values, x_ahead);
+            if (has_out)
+                mlai_narrow(out.data + y.part_first[k] * out_bytes, out.format, values,
+                            y.part_values);
+        }
+    }
 }
 
 static void write_token(const rope_write_work *work, const mlai_queued *q, mlai_stage *stage)
@@ -51,28 +91,8 @@ static void write_token(const rope_write_work *work, const mlai_queued *q, mlai_
         mlai_store_latent(cache, row, (const char *)p->latent.data + token * stride, format,
                           (const char *)p->latent.data + q->ahead * stride);
     }
-    const bool has_out = mlai_present(&p->k_pe_out);
-    if (slot < 0 && !has_out)
-        return;
-    const char *k_pe = (const char *)p->k_pe.data + token * p->k_pe.stride[0] * bytes;
-    const char *k_pe_ahead = (const char *)p->k_pe.data + q->ahead * p->k_pe.stride[0] * bytes;
-    const int64_t out_bytes = has_out ? mlai_lane_bytes(p->k_pe_out.format) : 0;
-    char *out = NULL;
-    if (has_out)
-        out = (char *)p->k_pe_out.data + token * p->k_pe_out.stride[0] * out_bytes;
-    mlai_rotated y;
-    for (int64_t pair = 0; pair < cache->n_rope / 2; pair += MLAI_PAIRS) {
-        mlai_rotate_chunk(&y, k_pe, format, cos, sin, cache->n_rope, pair, p->is_interleaved != 0);
-        for (int32_t k = 0; k < y.n_parts; k++) {
-            const float *values = y.values + k * y.part_values;
-            if (slot >= 0)
-                mlai_store_rope(cache, row, y.part_first[k], (const char *)values, MLA_FORMAT_F32,
-                                y.part_values, k_pe_ahead);
-            if (has_out)
-                mlai_narrow(out + y.part_first[k] * out_bytes, p->k_pe_out.format, values,
-                            y.part_values);
-        }
-    }
+    if (cache->n_rope > 0)
+        rotate_key(work, token, q->ahead, &row, cos, sin);
 }
 
 static void rope_write_task(void *arg, int32_t task)

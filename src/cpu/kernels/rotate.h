@@ -45,24 +45,40 @@ MLAI_INLINE bool mlai_rotates_blocks(int64_t rope_dim, bool is_interleaved)
     return is_interleaved ? rope_dim % MLAI_BLOCK == 0 : rope_dim == MLAI_BLOCK;
 }
 
+/* V_LANES / 2 angles, each twice; with the sign of even places changed where asked for. */
+MLAI_INLINE vec mlai_twice(const float *angles, const bool is_signed)
+{
+#if defined(__AVX512F__)
+    const __m512i order = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    const vec both = _mm512_permutexvar_ps(order, _mm512_castps256_ps512(_mm256_loadu_ps(angles)));
+    const __m512i even = _mm512_set1_epi64(INT64_C(0x80000000));
+    return is_signed ? _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(both), even))
+                     : both;
+#elif defined(__AVX2__)
+    const __m256i order = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+    const vec both = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(angles)), order);
+    const __m256 even = _mm256_castsi256_ps(_mm256_set1_epi64x(INT64_C(0x80000000)));
+    return is_signed ? _mm256_xor_ps(both, even) : both;
+#else
+    const float a = is_signed ? -angles[0] : angles[0], b = is_signed ? -angles[1] : angles[1];
+    return (vec){a, angles[0], b, angles[1]};
+#endif
+}
+
 static inline void mlai_spread_angles(mlai_spread *a, const float *cos, const float *sin,
                                       bool is_interleaved)
 {
     const int32_t half = MLAI_BLOCK / 2;
-    if (is_interleaved) {
-        for (int32_t i = 0; i < half; i++) {
-            a->cos[2 * i] = cos[i];
-            a->cos[2 * i + 1] = cos[i];
-            a->sin[2 * i] = -sin[i];
-            a->sin[2 * i + 1] = sin[i];
-        }
-        return;
+    for (int32_t i = 0; is_interleaved && i < MLAI_BLOCK; i += V_LANES) {
+        v_store(a->cos + i, mlai_twice(cos + i / 2, false));
+        v_store(a->sin + i, mlai_twice(sin + i / 2, true));
     }
-    for (int32_t i = 0; i < half; i++) {
-        a->cos[i] = cos[i];
-        a->cos[half + i] = cos[i];
-        a->sin[i] = -sin[i];
-        a->sin[half + i] = sin[i];
+    for (int32_t i = 0; !is_interleaved && i < half; i += V_LANES) {
+        const vec c = v_load(cos + i), s = v_load(sin + i);
+        v_store(a->cos + i, c);
+        v_store(a->cos + half + i, c);
+        v_store(a->sin + i, v_mul(s, v_set1(-1.0f)));
+        v_store(a->sin + half + i, s);
     }
 }
 
@@ -126,9 +142,9 @@ MLAI_INLINE void mlai_rotate_blocks(const mlai_heads *out, const int32_t out_for
                                false, is_streaming, ahead);                                        \
         break;
 
-static void mlai_rotate_all_heads(const mlai_heads *out, const mlai_heads *x, int64_t first,
-                                  int64_t n_heads, const mlai_spread *a, bool is_interleaved,
-                                  bool is_streaming, const char *ahead)
+MLAI_APART void mlai_rotate_all_heads(const mlai_heads *out, const mlai_heads *x, int64_t first,
+                                      int64_t n_heads, const mlai_spread *a, bool is_interleaved,
+                                      bool is_streaming, const char *ahead)
 {
     switch (MLAI_PAIR(x->format, out->format)) {
         MLAI_ROTATE_CASE(F32, F32)
@@ -194,9 +210,9 @@ static inline void mlai_rotate_chunk(mlai_rotated *y, const char *x, int32_t for
     }
 }
 
-static inline void mlai_rotate_by_chunks(const mlai_heads *out, const mlai_heads *x,
-                                         int64_t n_heads, const float *cos, const float *sin,
-                                         int64_t rope_dim, bool is_interleaved)
+MLAI_APART void mlai_rotate_by_chunks(const mlai_heads *out, const mlai_heads *x, int64_t n_heads,
+                                      const float *cos, const float *sin, int64_t rope_dim,
+                                      bool is_interleaved)
 {
     const int64_t out_bytes = mlai_lane_bytes(out->format);
     mlai_rotated y;
