@@ -67,10 +67,10 @@ enum { MLAI_CUDA_MAX_DEVICES = 16, MLAI_CUDA_MAX_IMAGES = 32, MLAI_CUDA_MAX_KERN
 typedef struct mlai_cuda mlai_cuda;
 
 /* Sizes of clusters that kernels ask for. */
-enum { MLAI_CUDA_CLUSTER_SIZES = 3 };
+enum { MLAI_CUDA_CLUSTER_SIZES = 5 };
 #define MLAI_CUDA_CLUSTER_SIZE_LIST                                                                \
     {                                                                                              \
-        16, 8, 4                                                                                   \
+        16, 8, 6, 5, 4                                                                             \
     }
 
 /* A kernel that was looked up, found again by the address of its symbol's name. */
@@ -165,6 +165,7 @@ enum { MLAI_CUDA_MAX_COUNTERS = 1024 };
 typedef struct mlai_cuda_workspace_head {
     uint32_t decode_counters[MLAI_CUDA_MAX_COUNTERS]; /* kernels/decode_sm90a.h */
     uint32_t prefill_counters[2];                     /* kernels/prefill_sm90a.h */
+    uint32_t portable_barrier[2];                     /* kernels/decode_portable.h */
 } mlai_cuda_workspace_head;
 _Static_assert(sizeof(mlai_cuda_workspace_head) <= MLA_CUDA_WORKSPACE_HEAD_BYTES, "it fits");
 

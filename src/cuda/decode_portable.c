@@ -1,21 +1,22 @@
 /*
  * Launcher of the portable decode and extend kernels (kernels/decode_portable.cu): which kernel,
- * how much shared memory, how many launches. Two kernels a launch, attention and merge; one launch
- * unless the capacity holds more partial results than WINDOW_BYTES.
+ * how much shared memory, how many launches: one, unless the capacity holds more partial results
+ * than WINDOW_BYTES. Where a row may have several pieces the launch is cooperative: its blocks wait
+ * for each other's zeroing of the counters.
  *
  *   wide    64 rows: more than 16 rows a request or ragged queries, where shared memory has room
  *   narrow  16 rows: all else in 16 bits, and ds656, whose scales it applies after the products
  *   f32     f32 operands; q and cache of different 16-bit formats; f16 queries on ds656
  *
  * The choice depends on the call's formats, dims and own q_len and on the device, so a request has
- * the same bits whatever its batch. Workspace: the head, unused | first items [batch] i64 | partial
- * results.
+ * the same bits whatever its batch. Workspace: the head, of which two words are the grid's barrier
+ * | counters | partial results.
  */
 #include "cuda/kernels/decode_portable.h"
 #include "cuda/cuda.h"
 #include "cuda/portable.h"
 
-enum { WINDOW_BYTES = 256 << 20, MAX_CAPACITY = 1 << 30, MERGE_BLOCKS_PER_SM = 16 };
+enum { WINDOW_BYTES = 256 << 20, MAX_CAPACITY = 1 << 30 };
 
 typedef struct decode_plan {
     const char *kernel;
@@ -102,6 +103,11 @@ static decode_plan plan_of(const mla_problem *problem, const mla_exec *exec)
     else
         plan_16_bit(&plan, problem, format == MLA_FORMAT_BF16,
                     device ? (uint32_t)device->smem_bytes : 0);
+    /* Where blocks are large, fewer are resident: shared memory of a multiprocessor is what a block
+     * may have and 1 KiB for each block. */
+    const int32_t block_bytes = (int32_t)plan.smem_bytes + 1024;
+    if (device && plan.blocks_per_sm * block_bytes > device->smem_bytes + 1024)
+        plan.blocks_per_sm = 1;
     plan.o_stride = (int32_t)mlai_align_up((uint64_t)problem->kv_lora_rank, 4);
     plan.slot_floats = (int64_t)plan.block_rows * (plan.o_stride + 2);
     plan.window_items = WINDOW_BYTES / (plan.slot_floats * (int64_t)sizeof(float));
@@ -111,6 +117,22 @@ static decode_plan plan_of(const mla_problem *problem, const mla_exec *exec)
 static int64_t capacity_of(const mla_problem *problem)
 {
     return mlai_min_i64(problem->max_kv_len, MAX_CAPACITY);
+}
+
+/* Pieces that a block may have: the most of any length up to the capacity, since longer requests
+ * have longer pieces. */
+static int64_t max_splits_of(const mla_problem *problem, const decode_plan *plan)
+{
+    const int64_t capacity = capacity_of(problem);
+    const int64_t lengths[] = {MLAI_SPLIT_SHORT_TO, MLAI_SPLIT_MIDDLE_TO_WIDE, MLAI_SPLIT_MIDDLE_TO,
+                               capacity};
+    int64_t most = 1;
+    for (int32_t i = 0; i < 4; i++) {
+        const int64_t length = mlai_min_i64(lengths[i], capacity);
+        const int32_t keys = mlai_split_keys(plan->block_rows, length);
+        most = mlai_max_i64(most, mlai_split_count(length, keys));
+    }
+    return most;
 }
 
 /* Blocks of rows that the call may have, times the splits each may have; saturates. */
@@ -125,21 +147,29 @@ static int64_t items_of(const mla_problem *problem, const decode_plan *plan)
     if (problem->is_ragged &&
         !__builtin_mul_overflow(problem->tokens, problem->num_heads, &all_rows))
         blocks = mlai_min_i64(blocks, all_rows / plan->block_rows + problem->batch);
-    const int64_t splits = mlai_max_i64(mlai_split_count(capacity_of(problem)), 1);
+    const int64_t splits = max_splits_of(problem, plan);
     return __builtin_mul_overflow(blocks, splits, &items) ? most : mlai_min_i64(items, most);
 }
 
-static uint64_t items_bytes(const mla_problem *problem)
+/* Slots of partial results that a launch may fill; none where every block has one piece. */
+static int64_t slots_of(const mla_problem *problem, const decode_plan *plan)
 {
-    return mlai_align_up((uint64_t)problem->batch * sizeof(int64_t), 256);
+    const int64_t splits = max_splits_of(problem, plan);
+    if (splits == 1)
+        return 0;
+    return mlai_min_i64(items_of(problem, plan), plan->window_items + splits);
+}
+
+static uint64_t counters_bytes(int64_t slots)
+{
+    return slots > 0 ? mlai_align_up((uint64_t)(slots + 1) * sizeof(uint32_t), 256) : 0;
 }
 
 uint64_t mlai_cuda_decode_bytes(const mla_problem *problem, const mla_exec *exec)
 {
     const decode_plan plan = plan_of(problem, exec);
-    const int64_t splits = mlai_max_i64(mlai_split_count(capacity_of(problem)), 1);
-    const int64_t slots = mlai_min_i64(items_of(problem, &plan), plan.window_items + splits);
-    return MLA_CUDA_WORKSPACE_HEAD_BYTES + items_bytes(problem) +
+    const int64_t slots = slots_of(problem, &plan);
+    return MLA_CUDA_WORKSPACE_HEAD_BYTES + counters_bytes(slots) +
            (uint64_t)slots * (uint64_t)plan.slot_floats * sizeof(float);
 }
 
@@ -155,7 +185,7 @@ int32_t mlai_cuda_decode_accepts(const mla_problem *problem, char *why, uint64_t
     return problem->kv_lora_rank <= MLAI_DECODE_MAX_R && width <= MLAI_DECODE_MAX_D;
 }
 
-/* Two launches, then bytes at 1.8 TB/s or products at 250 TFLOP/s (f32: 12). */
+/* A launch, then bytes at 1.8 TB/s or products at 250 TFLOP/s (f32: 12). */
 double mlai_cuda_decode_cost_us(const mla_problem *problem, const mla_exec *exec)
 {
     (void)exec;
@@ -247,7 +277,6 @@ static void set_lengths(mlai_decode_portable_params *own, const mla_decode_param
     own->batch = problem->batch;
     own->tokens = problem->tokens;
     own->capacity = own->pages > 0 ? (int32_t)capacity_of(problem) : 0;
-    own->max_splits = mlai_max_i64(mlai_split_count(capacity_of(problem)), 1);
     own->q_len = own->max_q_len = p->max_q_len;
     own->is_causal = p->is_causal;
     own->has_offset = p->seqlen_offset != MLA_SEQLEN_OFFSET_VERIFY;
@@ -258,10 +287,14 @@ static mlai_decode_portable_params params_of(const mla_decode_params *p, const m
                                              const decode_plan *plan, void *workspace)
 {
     char *scratch = (char *)workspace + MLA_CUDA_WORKSPACE_HEAD_BYTES;
+    const int64_t slots = slots_of(problem, plan);
     mlai_decode_portable_params own = {
-        .partial = (float *)(scratch + items_bytes(problem)),
-        .first_items = (int64_t *)scratch,
+        .partial = (float *)(scratch + counters_bytes(slots)),
+        .counters = slots > 0 ? (uint32_t *)scratch : NULL,
+        .barrier = ((mlai_cuda_workspace_head *)workspace)->portable_barrier,
         .slot_floats = plan->slot_floats,
+        .n_slots = slots,
+        .max_splits = max_splits_of(problem, plan),
         .window_items = plan->window_items,
         .heads = problem->num_heads,
         .block_rows = plan->block_rows,
@@ -277,6 +310,7 @@ static mlai_decode_portable_params params_of(const mla_decode_params *p, const m
         .stages = plan->stages,
         .scale = p->softmax_scale * p->k_scale,
         .logit_cap = p->logit_cap,
+        .scale_by_cap = p->logit_cap > 0.0f ? p->softmax_scale * p->k_scale / p->logit_cap : 0.0f,
         .out_scale = p->k_scale,
     };
     set_operands(&own, p, problem->is_ragged);
@@ -285,34 +319,36 @@ static mlai_decode_portable_params params_of(const mla_decode_params *p, const m
     return own;
 }
 
+/* The usual dims over a cache of the products' own format have kernels that know all offsets. */
+static const char *kernel_of(const decode_plan *plan, const mlai_decode_portable_params *own)
+{
+    const bool is_fixed = own->n_latent == 512 && own->n_rope == 64 && own->kv_wide;
+    if (is_fixed && plan->block_rows == MLAI_DECODE_WIDE_ROWS && own->kv_format == MLA_FORMAT_BF16)
+        return "mla_decode_fixed_bf16";
+    if (is_fixed && plan->block_rows == MLAI_DECODE_WIDE_ROWS && own->kv_format == MLA_FORMAT_F16)
+        return "mla_decode_fixed_f16";
+    return plan->kernel;
+}
+
 mla_status mlai_cuda_decode(const mla_exec *exec, const mla_problem *problem, const void *params,
                             mla_diag *diag)
 {
     mlai_cuda_device *device = exec->device;
     const decode_plan plan = plan_of(problem, exec);
-    CUkernel attend, merge;
+    CUkernel kernel;
     if (problem->batch == 0)
         return MLA_OK;
-    MLAI_TRY(
-        mlai_cuda_kernel(device, "decode_portable", plan.kernel, plan.smem_bytes, &attend, diag));
-    MLAI_TRY(mlai_cuda_kernel(device, "decode_portable", "mla_decode_merge", 0, &merge, diag));
     mlai_decode_portable_params own = params_of(params, problem, &plan, exec->workspace);
+    MLAI_TRY(mlai_cuda_kernel(device, "decode_portable", kernel_of(&plan, &own), plan.smem_bytes,
+                              &kernel, diag));
     const int64_t items = items_of(problem, &plan),
                   windows = mlai_ceil_div(items, plan.window_items);
-    const int64_t rows = (int64_t)own.max_q_len * own.heads;
     const int64_t resident = (int64_t)device->sm_count * plan.blocks_per_sm;
-    const int64_t stripes =
-        mlai_max_i64(1, (int64_t)device->sm_count * MERGE_BLOCKS_PER_SM / problem->batch);
-    const mlai_cuda_launch attend_launch = {.grid = {(uint32_t)mlai_min_i64(items, resident), 1, 1},
-                                            .block = {MLAI_DECODE_THREADS, 1, 1},
-                                            .smem_bytes = plan.smem_bytes};
-    const mlai_cuda_launch merge_launch = {
-        .grid = {(uint32_t)mlai_min_i64(problem->batch, INT32_MAX),
-                 (uint32_t)mlai_min_i64(rows, stripes), 1},
-        .block = {MLAI_DECODE_MERGE_THREADS, 1, 1}};
-    for (own.window = 0; own.window < windows; own.window++) {
-        MLAI_TRY(mlai_cuda_run(exec, attend, &attend_launch, &own, diag));
-        MLAI_TRY(mlai_cuda_run(exec, merge, &merge_launch, &own, diag));
-    }
+    const mlai_cuda_launch launch = {.grid = {(uint32_t)mlai_min_i64(items, resident), 1, 1},
+                                     .block = {MLAI_DECODE_THREADS, 1, 1},
+                                     .smem_bytes = plan.smem_bytes,
+                                     .cooperative = own.counters != NULL};
+    for (own.window = 0; own.window < windows; own.window++)
+        MLAI_TRY(mlai_cuda_run(exec, kernel, &launch, &own, diag));
     return MLA_OK;
 }

@@ -24,7 +24,7 @@ enum { MAX_CAPACITY = 1 << 30, TILE_SIZES = 4 };
 typedef struct decode_kernels {
     int32_t q_format, kv_format;
     const char *image;
-    const char *symbols[2][TILE_SIZES]; /* [gather][8, 16, 32, 64 rows] */
+    const char *symbols[2][TILE_SIZES]; /* [gather][8, 16, 32, 64 rows]; NULL: none */
     const char *cluster_symbols[2][2];  /* [gather][8, 16 rows]; NULL: none */
 } decode_kernels;
 
@@ -90,7 +90,7 @@ static uint32_t grid_of(const mla_exec *exec)
 static int64_t most_rows(const mla_problem *problem)
 {
     const int64_t rows = problem->max_q_len * problem->num_heads;
-    return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+    return rows <= 8 ? 8 : rows <= 16 ? 16 : 64;
 }
 
 uint64_t mlai_cuda_decode_sm90a_bytes(const mla_problem *problem, const mla_exec *exec)
@@ -235,12 +235,14 @@ typedef struct cluster_plan {
     int32_t size, count, rows;
 } cluster_plan;
 
-enum { MAX_CLUSTER_REQUESTS = 32 };
+enum { MAX_CLUSTER_REQUESTS = 32, FEW_BLOCKS = 4, MANY_BLOCKS = 12 };
 
 /*
- * The largest cluster of which there are enough for all row tiles. Several tiles have few clusters
- * each, so they take it only while a CTA gets up to 4 blocks of keys; a tile by itself has all, and
- * then the cluster is never slower (docs/kernels/decode_bf16_sm90a.md has the figures).
+ * The largest cluster of which there are enough for all row tiles, where a CTA of it gets up to
+ * FEW_BLOCKS blocks of keys; or up to MANY_BLOCKS, where these are requests of one tile each and
+ * their clusters fill seven tenths of the device, which saturate its memory (with more blocks,
+ * requests of different lengths would lose more than equal ones gain). A tile by itself has all
+ * clusters, and then they are never slower (docs/kernels/decode_bf16_sm90a.md has the figures).
  */
 static mla_status plan_clusters(const decode_kernels *kernels, const mla_problem *problem,
                                 mlai_cuda_device *device, bool gathers, cluster_plan *plan,
@@ -255,18 +257,22 @@ static mla_status plan_clusters(const decode_kernels *kernels, const mla_problem
     const bool is_single = problem->batch == 1 && request_rows <= 16;
     const int32_t rows = request_rows <= 8 || (is_single && blocks <= 64) ? 8 : 16;
     const int64_t tiles = problem->batch * mlai_ceil_div(request_rows, rows);
-    const uint32_t smem = MLAI_DECODE_SM90A_CLUSTER_SMEM_BYTES((uint32_t)rows);
-    CUkernel kernel;
-    MLAI_TRY(mlai_cuda_kernel(device, kernels->image, kernels->cluster_symbols[gathers][rows == 16],
-                              smem, &kernel, diag));
     for (int32_t i = 0; i < MLAI_CUDA_CLUSTER_SIZES; i++) {
+        const uint32_t smem =
+            MLAI_DECODE_SM90A_CLUSTER_SMEM_BYTES((uint32_t)rows, (uint32_t)SIZES[i]);
+        CUkernel kernel;
         int32_t count;
+        MLAI_TRY(mlai_cuda_kernel(device, kernels->image,
+                                  kernels->cluster_symbols[gathers][rows == 16], smem, &kernel,
+                                  diag));
         MLAI_TRY(mlai_cuda_clusters(device, kernel, i, MLAI_DECODE_SM90A_THREADS(rows), smem,
                                     &count, diag));
         if (tiles > count)
             continue;
-        const int64_t each = mlai_ceil_div(blocks, SIZES[i] * (count / tiles));
-        if (each <= 4 || is_single)
+        const int64_t ctas = SIZES[i] * (count / tiles), each = mlai_ceil_div(blocks, ctas);
+        const bool fills =
+            !gathers && tiles == problem->batch && 10 * ctas * tiles >= 7 * device->sm_count;
+        if (is_single || each <= (fills ? MANY_BLOCKS : FEW_BLOCKS))
             *plan = (cluster_plan){kernel, SIZES[i], count, rows};
         break;
     }
@@ -279,14 +285,17 @@ static mla_status run_clusters(const mla_exec *exec, const mla_problem *problem,
 {
     const int64_t request_rows = problem->max_q_len * problem->num_heads;
     own->request_tiles = (int32_t)mlai_ceil_div(request_rows, plan->rows);
-    own->even_clusters = plan->count / (own->request_tiles * own->batch);
+    const int32_t tiles = own->request_tiles * own->batch;
+    const int32_t spare = plan->count - tiles;
+    own->even_clusters = own->batch == 1 ? plan->count / tiles : 4 * spare < tiles ? 1 : 0;
     own->by_request_tiles = mlai_decode_sm90a_divide_by(own->request_tiles);
     own->by_cluster = mlai_decode_sm90a_divide_by(plan->size);
-    const mlai_cuda_launch launch = {
-        .grid = {(uint32_t)(plan->count * plan->size), 1, 1},
-        .block = {MLAI_DECODE_SM90A_THREADS(plan->rows), 1, 1},
-        .cluster = (uint32_t)plan->size,
-        .smem_bytes = MLAI_DECODE_SM90A_CLUSTER_SMEM_BYTES((uint32_t)plan->rows)};
+    const int32_t clusters = own->even_clusters > 0 ? tiles * own->even_clusters : plan->count;
+    const mlai_cuda_launch launch = {.grid = {(uint32_t)(clusters * plan->size), 1, 1},
+                                     .block = {MLAI_DECODE_SM90A_THREADS(plan->rows), 1, 1},
+                                     .cluster = (uint32_t)plan->size,
+                                     .smem_bytes = MLAI_DECODE_SM90A_CLUSTER_SMEM_BYTES(
+                                         (uint32_t)plan->rows, (uint32_t)plan->size)};
     return mlai_cuda_run(exec, plan->kernel, &launch, own, diag);
 }
 
@@ -314,6 +323,7 @@ static mla_status run(const decode_kernels *kernels, const mla_exec *exec,
         .kv_policy = MLAI_DECODE_SM90A_L2_EVICT_FIRST,
         .heads = problem->num_heads,
         .by_heads = mlai_decode_sm90a_divide_by(problem->num_heads),
+        .by_stretches = mlai_decode_sm90a_divide_by((int32_t)grid / plan.share),
         .share = plan.share,
         .item_cost = plan.item_cost,
         .softmax_scale = p->softmax_scale,
@@ -350,12 +360,14 @@ static mla_status run(const decode_kernels *kernels, const mla_exec *exec,
 #define SYMBOLS_TO_32(stem, suffix)                                                                \
     "decode_" #stem "_r8" suffix, "decode_" #stem "_r16" suffix, "decode_" #stem "_r32" suffix
 #define SYMBOLS_TO_64(stem, suffix) SYMBOLS_TO_32(stem, suffix), "decode_" #stem "_r64" suffix
+#define SYMBOLS_16_BITS(stem, suffix)                                                              \
+    "decode_" #stem "_r8" suffix, "decode_" #stem "_r16" suffix, NULL, "decode_" #stem "_r64" suffix
 #define CLUSTER_SYMBOLS(stem, suffix)                                                              \
     "decode_" #stem "_cluster_r8" suffix, "decode_" #stem "_cluster_r16" suffix
 
 /* What the kernels of a stem come in. */
 #define KERNELS_CLUSTERS(stem)                                                                     \
-    .symbols = {{SYMBOLS_TO_64(stem, "")}, {SYMBOLS_TO_64(stem, "_gather")}},                      \
+    .symbols = {{SYMBOLS_16_BITS(stem, "")}, {SYMBOLS_16_BITS(stem, "_gather")}},                  \
     .cluster_symbols = {{CLUSTER_SYMBOLS(stem, "")}, {CLUSTER_SYMBOLS(stem, "_gather")}}
 #define KERNELS_TO_64(stem) .symbols = {{SYMBOLS_TO_64(stem, "")}, {SYMBOLS_TO_64(stem, "_gather")}}
 #define KERNELS_TO_32(stem) .symbols = {{SYMBOLS_TO_32(stem, "")}, {SYMBOLS_TO_32(stem, "_gather")}}

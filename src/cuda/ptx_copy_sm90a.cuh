@@ -36,14 +36,30 @@ MLAI_DEV void mlai_cp_async_mbar_arrive_noinc(uint32_t bar)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
-/* Four floats into the shared memory of a CTA of the cluster, counted there as 16 bytes on
- * `remote_bar`; both addresses come from mlai_mapa with the same rank. */
-MLAI_DEV void mlai_st_async_f32x4(uint32_t remote, uint32_t remote_bar, float x, float y, float z,
-                                  float w)
+/* 4, 8 or 16 bytes into the shared memory of a CTA of the cluster, counted there on `remote_bar`;
+ * both addresses come from mlai_mapa with the same rank. */
+MLAI_DEV void mlai_st_async_b32(uint32_t remote, uint32_t remote_bar, uint32_t x)
 {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
+        "r"(x), "r"(remote_bar)
+        : "memory");
+}
+
+MLAI_DEV void mlai_st_async_b32x2(uint32_t remote, uint32_t remote_bar, uint32_t x, uint32_t y)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, "
+                 "[%3];" ::"r"(remote),
+                 "r"(x), "r"(y), "r"(remote_bar)
+                 : "memory");
+}
+
+MLAI_DEV void mlai_st_async_b32x4(uint32_t remote, uint32_t remote_bar, uint32_t x, uint32_t y,
+                                  uint32_t z, uint32_t w)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, "
                  "%4}, [%5];" ::"r"(remote),
-                 "f"(x), "f"(y), "f"(z), "f"(w), "r"(remote_bar)
+                 "r"(x), "r"(y), "r"(z), "r"(w), "r"(remote_bar)
                  : "memory");
 }
 

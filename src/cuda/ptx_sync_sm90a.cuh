@@ -147,6 +147,13 @@ MLAI_DEV void mlai_cluster_arrive(void)
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
+/* Without order for this thread's earlier accesses, which costs a fence to memory: enough behind
+ * mlai_fence_mbar_init. */
+MLAI_DEV void mlai_cluster_arrive_relaxed(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 MLAI_DEV void mlai_cluster_wait(void)
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -239,6 +246,13 @@ MLAI_DEV float4 mlai_ld_cg_f32x4(const float *p)
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                  : "l"(p)
                  : "memory");
+    return v;
+}
+
+MLAI_DEV float2 mlai_ld_cg_f32x2(const float *p)
+{
+    float2 v;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
     return v;
 }
 

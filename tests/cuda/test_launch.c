@@ -173,6 +173,14 @@ static void test_decode_clusters(void **state)
     p = decode_of((decode_case){MLA_FORMAT_F16, 1, 1, 16, 1, 4000, 4000});
     run_decode(&p);
     expect_start(line_of("launch", 0), "launch decode_f16_sm90a_cluster_r8_gather grid 128 1 1");
+    /* one tile a request, and the clusters fill the device */
+    p = decode_of((decode_case){MLA_FORMAT_BF16, 16, 1, 16, 64, 4000, 64});
+    run_decode(&p);
+    expect_start(line_of("launch", 0), "launch decode_bf16_sm90a_cluster_r16 grid 128 1 1");
+    expect_word(line_of("launch", 0), " cluster 8", true);
+    p = decode_of((decode_case){MLA_FORMAT_BF16, 16, 1, 16, 1, 4000, 4000});
+    run_decode(&p);
+    expect_word(line_of("launch", 0), "cluster", false);
     p = decode_of((decode_case){MLA_FORMAT_BF16, 16, 1, 128, 64, 4000, 256});
     run_decode(&p);
     expect_word(line_of("launch", 0), "cluster", false);
@@ -208,6 +216,24 @@ static void test_decode_byte_caches(void **state)
     p.kv_cache = tensor(2, MLA_FORMAT_E5M2, 3, (int64_t[]){4000, 64, 576});
     run_decode(&p);
     expect_start(line_of("launch", 0), "launch mla_decode_");
+}
+
+/* The portable kernels: one launch, cooperative where a row may have several pieces. */
+static void test_decode_portable(void **state)
+{
+    (void)state;
+    mla_decode_params p = decode_of((decode_case){MLA_FORMAT_BF16, 4, 1, 128, 64, 4000, 64});
+    p.call.solution = "decode_cuda";
+    run_decode(&p); /* 4 requests, 2 blocks of 64 rows, 8 pieces of 512 keys */
+    expect_start(line_of("launch", 0), "launch mla_decode_fixed_bf16 grid 64 1 1 block 256");
+    expect_word(line_of("launch", 0), "cooperative", true);
+    assert_string_equal(line_of("launch", 1), "");
+    p = decode_of((decode_case){MLA_FORMAT_F16, 4, 1, 16, 64, 4000, 4});
+    p.call.solution = "decode_cuda";
+    run_decode(&p); /* no more than 256 keys */
+    expect_start(line_of("launch", 0), "launch mla_decode_narrow_f16 grid 4 1 1 block 256");
+    expect_word(line_of("launch", 0), "cooperative", false);
+    assert_string_equal(line_of("launch", 1), "");
 }
 
 static void test_decode_without_pages(void **state)
@@ -407,12 +433,13 @@ static int close_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode_pages),         cmocka_unit_test(test_decode_formats),
-        cmocka_unit_test(test_decode_without_pages), cmocka_unit_test(test_decode_clusters),
-        cmocka_unit_test(test_decode_byte_caches),   cmocka_unit_test(test_looked_up_once),
-        cmocka_unit_test(test_decode_refusals),      cmocka_unit_test(test_decode_too_large),
-        cmocka_unit_test(test_prefill_kernels),      cmocka_unit_test(test_prefill_maps),
-        cmocka_unit_test(test_prefill_refusals),     cmocka_unit_test(test_validate),
+        cmocka_unit_test(test_decode_pages),     cmocka_unit_test(test_decode_formats),
+        cmocka_unit_test(test_decode_portable),  cmocka_unit_test(test_decode_without_pages),
+        cmocka_unit_test(test_decode_clusters),  cmocka_unit_test(test_decode_byte_caches),
+        cmocka_unit_test(test_looked_up_once),   cmocka_unit_test(test_decode_refusals),
+        cmocka_unit_test(test_decode_too_large), cmocka_unit_test(test_prefill_kernels),
+        cmocka_unit_test(test_prefill_maps),     cmocka_unit_test(test_prefill_refusals),
+        cmocka_unit_test(test_validate),
     };
     return cmocka_run_group_tests_name("launch", tests, open_context, close_context);
 }

@@ -10,8 +10,8 @@
  *                  16 is free as long as Q has the same order: Q is stored in the order in which
  *                  those reads come (key_order).
  *   O^T: A = V^T.  A transposing read of 8 keys x 16 bytes gives a thread two neighbouring columns
- *                  of two keys. They become rows m and m + 8 of A, so the columns of O are in an
- *                  order of their own until natural_columns.
+ *                  of two keys. They become rows m and m + 8 of A, so that a thread has pairs of
+ *                  columns of O (MLAI_DECODE_PAIRED_COLUMNS).
  *
  * bf16 queries become f16 by a power of two for each row, which the logits undo: what is more than
  * 2^28 below a row's largest value loses bits, and a cache of 8 bits cannot show that.
@@ -21,6 +21,7 @@
 #define MLAI_DECODE_FP8_LOAD_SM90A_CUH
 
 #define MLAI_DECODE_KEYS_ON_M 1
+#define MLAI_DECODE_PAIRED_COLUMNS 1
 #include "decode_fp8_sm90a.h"
 #include "decode_merge_sm90a.cuh"
 
@@ -364,64 +365,80 @@ MLAI_DEV void widen_keys(uint32_t (&a)[4][4], uint4 low, uint4 high)
     }
 }
 
-/* The A operands of a warp's 16 columns and all 64 keys: four steps of 16 keys. */
-MLAI_DEV void widen_values(uint32_t (&a)[4][4], uint32_t base, int32_t column)
+/* A warp's 16 columns of all 64 keys, as a transposing read brings them: of 8 keys each, bytes
+ * (key, column), (key, + 1), (key + 1, column), (key + 1, + 1). */
+MLAI_DEV void read_values(uint32_t (&r)[2][4], uint32_t base, int32_t column)
 {
     const int32_t lane = threadIdx.x % 32, piece = column % 128 / 16;
     const uint32_t from =
         base + column / 128 * WIDE_CHUNK_BYTES + lane * 128 + ((piece ^ (lane & 7)) << 4);
+    mlai_ldmatrix_x4_trans(r[0], from);
+    mlai_ldmatrix_x4_trans(r[1], from + 32 * 128);
+}
+
+/* Their A operands: four steps of 16 keys. */
+MLAI_DEV void widen_values(uint32_t (&a)[4][4], const uint32_t (&r)[2][4])
+{
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t r[4]; /* of 8 keys each: bytes (key, column), (key, + 1), (key + 1, column), .. */
-        mlai_ldmatrix_x4_trans(r, from + half * 32 * 128);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t w = __byte_perm(r[i], 0, 0x3120);
-            a[2 * half + i / 2][2 * (i % 2)] = widen_low(w);
-            a[2 * half + i / 2][2 * (i % 2) + 1] = widen_high(w);
-        }
+    for (int i = 0; i < 8; i++) {
+        const uint32_t w = __byte_perm(r[i / 4][i % 4], 0, 0x3120);
+        a[i / 2][2 * (i % 2)] = widen_low(w);
+        a[i / 2][2 * (i % 2) + 1] = widen_high(w);
     }
 }
 
-/* From columns 2 g and 2 g + 1 in a lane (g = lane / 4) to g and g + 8. */
-template <int Regs> MLAI_DEV void natural_columns(float (&o)[4][Regs])
+/* Nothing of a key that a row does not see may reach it, not even 0 times NaN. A warpgroup clears,
+ * in its own columns of a block, the keys past the live length, which may hold anything, and what
+ * is NaN in those from `hidden` on, which some rows do not see; the rows that see it are NaN by
+ * their scores. */
+MLAI_DEV void clear_hidden_keys(uint32_t base, uint32_t half, int32_t hidden, int32_t live)
 {
-    const int32_t lane = threadIdx.x % 32, low = lane / 8 * 4 + lane % 4, high = low + 16;
-    const bool odd = lane / 4 % 2;
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-#pragma unroll
-        for (int i = 0; i < Regs; i += 4) {
-            float r[4];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const float a = __shfl_sync(0xffffffffu, o[t][i + e], low),
-                            b = __shfl_sync(0xffffffffu, o[t][i + 2 + e], low),
-                            c = __shfl_sync(0xffffffffu, o[t][i + e], high),
-                            d = __shfl_sync(0xffffffffu, o[t][i + 2 + e], high);
-                r[e] = odd ? b : a;
-                r[2 + e] = odd ? d : c;
-            }
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                o[t][i + e] = r[e];
-            }
+    hidden = max(hidden, 0);
+    for (int32_t i = threadIdx.x % 128; i < (KEYS - hidden) * 16; i += 128) {
+        const int32_t row = hidden + i / 16, at = i % 16;
+        const uint32_t piece =
+            base + (half * 2 + at / 8) * WIDE_CHUNK_BYTES + row * 128 + at % 8 * 16;
+        bool clears = row >= live;
+        if (!clears) {
+            const uint32_t magnitude = 0x7f7f7f7fu;
+            const uint4 x = load_shared_16(piece);
+            clears =
+                (__vcmpeq4(x.x & magnitude, magnitude) | __vcmpeq4(x.y & magnitude, magnitude) |
+                 __vcmpeq4(x.z & magnitude, magnitude) | __vcmpeq4(x.w & magnitude, magnitude)) !=
+                0;
+        }
+        if (clears) {
+            mlai_st_shared_zero_16(piece);
         }
     }
+    mlai_fence_proxy_async_shared();            /* orders the zeros before the next copy */
+    mlai_bar_sync(BAR_VALUES_HALF + half, 128); /* orders them before all threads' reads */
 }
 
-/* Rows past the live length may hold anything: a warpgroup clears those of its own columns. */
-MLAI_DEV void clear_dead_keys(uint32_t base, uint32_t half, int32_t live)
+/* The scale of a group that is all zero says nothing and may be far above the others (1 is usual):
+ * of the scales above `limit`, drops those. The largest that is left. */
+MLAI_DEV float drop_empty_groups(float (&scales)[2][4], uint32_t base, float limit)
 {
-    if (live < KEYS) {
-        for (int32_t i = threadIdx.x % 128; i < (KEYS - live) * 16; i += 128) {
-            const int32_t row = live + i / 16, at = i % 16;
-            mlai_st_shared_zero_16(base + (half * 2 + at / 8) * WIDE_CHUNK_BYTES + row * 128 +
-                                   at % 8 * 16);
+    const int32_t lane = threadIdx.x % 32, quarter = lane % 4;
+    float top = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int32_t row = (threadIdx.x / 32) % 4 * 16 + lane / 4 + 8 * i;
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+            if (__any_sync(0xffffffffu, scales[i][g] > limit)) {
+                const uint32_t from = base + g * WIDE_CHUNK_BYTES + row * 128;
+                const uint4 x = load_shared_16(from + ((quarter * 2 ^ (row & 7)) << 4)),
+                            y = load_shared_16(from + (((quarter * 2 + 1) ^ (row & 7)) << 4));
+                uint32_t any = (x.x | x.y | x.z | x.w | y.x | y.y | y.z | y.w) & 0x7f7f7f7fu;
+                any |= __shfl_xor_sync(0xffffffffu, any, 1);
+                any |= __shfl_xor_sync(0xffffffffu, any, 2);
+                scales[i][g] = any ? scales[i][g] : 0.0f;
+            }
+            top = fmaxf(top, scales[i][g]);
         }
-        mlai_fence_proxy_async_shared();            /* orders the zeros before the next copy */
-        mlai_bar_sync(BAR_VALUES_HALF + half, 128); /* orders them before all threads' reads */
     }
+    return top;
 }
 
 } /* namespace mlai_decode */

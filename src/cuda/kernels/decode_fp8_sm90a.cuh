@@ -202,7 +202,6 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
     constexpr int FACTORS = Shape::QUERY == QUERY_E4M3 ? 1 : MINE;
     const int32_t lane = threadIdx.x % 32, warp = (threadIdx.x / 32) % 4;
     const int32_t key0 = warp * 16 + lane / 4;
-    const logit_scale scale = make_logit_scale(p);
     uint32_t n = 0, piece = 0;
     for (; w.live(); w.advance(p)) {
         if (!w.has_blocks()) {
@@ -214,6 +213,7 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
         mlai_bar_sync(BAR_SCORES, 128); /* orders the last reads of Q before the next */
         load_queries<Shape>(p, s, q_smem, w.now, first_row);
         mlai_bar_sync(BAR_SCORES, 128); /* orders all threads' rows before their use */
+        const logit_scale scale = make_logit_scale(p);
         float reference[MINE], sum[MINE], factor[FACTORS];
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
@@ -228,7 +228,8 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
 #pragma unroll 1
         for (int32_t block = w.block_begin; block < w.block_end; block++, n++) {
             const uint32_t stage = n % Shape::STAGES, parity = (n / Shape::STAGES) & 1;
-            const uint32_t base = ring + stage * Shape::STAGE_BYTES;
+            /* from lane 0, for uniform registers */
+            const uint32_t base = __shfl_sync(0xffffffffu, ring + stage * Shape::STAGE_BYTES, 0);
             float d[ROWS / 2], scales[2][4], top_scale = 0.0f;
             mlai_mbar_wait(mlai_smem_u32(&s.block_full[stage]), parity);
             if constexpr (Load == LOAD_GATHER) {
@@ -261,6 +262,13 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
                     const int32_t key = block * KEYS + key0 + i / 2 % 2 * 8;
                     d[i] = key < s.keys[column_row(i / 4 * 2 + i % 2)] ? d[i] : NEG_INF;
                 }
+                if constexpr (Shape::SCALED) {
+#pragma unroll
+                    for (int i = 0; i < 8; i++) { /* a hidden key's P is 0: keep it so */
+                        float &x = scales[i / 4][i % 4];
+                        x = x < -NEG_INF ? x : 0.0f;
+                    }
+                }
             }
             float top[MINE];
             bool raise = Shape::SCALED && top_scale > 128.0f * scale_reference;
@@ -283,7 +291,8 @@ MLAI_DEV void wide_scores(const params &p, fp8_tail &s, uint32_t ring, uint32_t 
                         s.warp_top[warp][column_row(i)] = top[i];
                     }
                 }
-                if (Shape::SCALED) {
+                if constexpr (Shape::SCALED) {
+                    top_scale = drop_empty_groups(scales, base, 128.0f * scale_reference);
 #pragma unroll
                     for (int x = 4; x < 32; x *= 2) {
                         top_scale = fmaxf(top_scale, __shfl_xor_sync(0xffffffffu, top_scale, x));
@@ -363,7 +372,7 @@ MLAI_DEV void wide_values(const params &p, fp8_tail &s, uint32_t ring, Walk w)
 {
     constexpr int ROWS = Shape::ROWS;
     constexpr int BUFFERS = ROWS < 64 ? 2 : 1; /* registers */
-    const uint32_t half = (threadIdx.x / 128) % 2;
+    const uint32_t half = __shfl_sync(0xffffffffu, (threadIdx.x / 128) % 2, 0);
     const int32_t warp = (threadIdx.x / 32) % 4, thread256 = threadIdx.x % 256;
     uint32_t n = 0, piece = 0;
     for (; w.live(); w.advance(p)) {
@@ -374,7 +383,7 @@ MLAI_DEV void wide_values(const params &p, fp8_tail &s, uint32_t ring, Walk w)
             }
             continue;
         }
-        const int32_t len = visible_keys(p, w.now, w.now.q_len - 1);
+        const int32_t shortest = visible_keys(p, w.now, divide(p.by_heads, out.first_row));
         begin_piece<ROWS>(p, s, w, out);
         float o[4][ROWS / 2]; /* tile t: columns half * 256 + t * 64 */
 #pragma unroll
@@ -387,7 +396,7 @@ MLAI_DEV void wide_values(const params &p, fp8_tail &s, uint32_t ring, Walk w)
 #pragma unroll 1
         for (int32_t block = w.block_begin; block < w.block_end; block++, n++) {
             const uint32_t stage = n % Shape::STAGES, parity = (n / Shape::STAGES) & 1;
-            const uint32_t base = ring + stage * Shape::STAGE_BYTES;
+            const uint32_t base = __shfl_sync(0xffffffffu, ring + stage * Shape::STAGE_BYTES, 0);
             mlai_mbar_wait(mlai_smem_u32(&s.probs_full[stage]), parity);
             if (s.raised[stage]) {
 #pragma unroll
@@ -399,16 +408,25 @@ MLAI_DEV void wide_values(const params &p, fp8_tail &s, uint32_t ring, Walk w)
                     }
                 }
             }
-            clear_dead_keys(base, half, len - block * KEYS);
+            if (block * KEYS + KEYS > shortest) {
+                clear_hidden_keys(base, half, shortest - block * KEYS,
+                                  visible_keys(p, w.now, w.now.q_len - 1) - block * KEYS);
+            }
             const uint64_t probs =
                 mlai_wgmma_descriptor(base + Shape::P_AT, 0, 1024, MLAI_SWIZZLE_128);
-            uint32_t a[BUFFERS][4][4];
+            /* The next tile is read while this one is multiplied. */
+            uint32_t a[BUFFERS][4][4], raw[2][4];
+            const int32_t column = half * 256 + warp * 16;
+            read_values(raw, base, column);
 #pragma unroll
             for (int t = 0; t < 4; t++) {
                 if (t >= BUFFERS) {
                     mlai_wgmma_wait<BUFFERS - 1>(); /* these operands are free */
                 }
-                widen_values(a[t % BUFFERS], base, half * 256 + t * 64 + warp * 16);
+                widen_values(a[t % BUFFERS], raw);
+                if (t < 3) {
+                    read_values(raw, base, column + (t + 1) * 64);
+                }
                 const uint64_t of_group =
                     probs + (Shape::SCALED ? (half * 2 + t / 2) * (ROWS * 128 >> 4) : 0);
                 mlai_wgmma_fence_operand(o[t]);
@@ -443,7 +461,6 @@ MLAI_DEV void wide_values(const params &p, fp8_tail &s, uint32_t ring, Walk w)
             }
         }
         const float my_lse2 = thread256 < ROWS ? s.tile_lse2[ended][thread256] : NEG_INF;
-        natural_columns(o);
         finish_piece<FORMAT_BF16, ROWS>(p, s, w, out, o, my_lse2);
     }
 }
@@ -506,14 +523,14 @@ template <class Shape, int Load> MLAI_DEV void decode_wide(const params &p)
     }
     const plan where = p.batch <= 32 ? plan_few<ROWS>(p, stretch, stretches)
                                      : plan_many<ROWS>(p, s, stretch, stretches);
-    walk<ROWS> w;
-    w.start(p, where, stretch);
     if (threadIdx.x == 0) {
         s.found = where;
     }
     __syncthreads(); /* orders the inits and the plan before their use */
+    walk<ROWS> w;    /* each role begins its own: less to carry, nothing spilled */
     if (warp < 4) {
         mlai_setmaxnreg_dec<(ROWS < 32 ? 56 : ROWS < 64 ? 40 : 32)>();
+        w.start(p, s.found, stretch);
         if constexpr (Load == LOAD_GATHER) {
             produce_wide_gather<Shape>(p, s, ring, w);
         } else if (warp == 0) {
@@ -529,6 +546,7 @@ template <class Shape, int Load> MLAI_DEV void decode_wide(const params &p)
         } else {
             mlai_setmaxnreg_dec<112>();
         }
+        w.start(p, s.found, stretch);
         wide_scores<Shape, Load>(p, s, ring, q_smem, w);
     } else {
         mlai_setmaxnreg_inc<(ROWS < 32 ? 144 : ROWS < 64 ? 160 : 184)>();

@@ -31,13 +31,17 @@ enum { MLAI_DECODE_FP8_ROW_BYTES = 576, MLAI_DECODE_FP8_DS656_ROW_BYTES = 656 };
     (MLAI_DECODE_FP8_STAGES(rows, is_ds656) * MLAI_DECODE_FP8_STAGE_BYTES(rows, is_ds656) +        \
      (rows)*1152 + MLAI_DECODE_FP8_TAIL_BYTES + 1024)
 
-/* Rows of a tile: as for the 16-bit caches, but 64 only where q is e4m3. */
+/* Rows of a tile, as mlai_decode_sm90a_rows, but 32 where there are no more or where there is too
+ * little work for larger tiles, and 64 only for e4m3 queries. */
 static inline int32_t mlai_decode_fp8_rows(int32_t batch, int64_t request_rows,
                                            int64_t capacity_keys, int32_t sms, int is_e4m3_query)
 {
-    const int32_t most = is_e4m3_query ? 64 : 32,
-                  rows = mlai_decode_sm90a_rows(batch, request_rows, capacity_keys, sms);
-    return rows > most ? most : rows;
+    if (request_rows <= 32) {
+        return request_rows <= 8 ? 8 : request_rows <= 16 ? 16 : 32;
+    }
+    const int64_t blocks = (int64_t)batch * ((request_rows + 63) / 64) *
+                           ((capacity_keys + MLAI_DECODE_SM90A_KEYS - 1) / MLAI_DECODE_SM90A_KEYS);
+    return 2 * blocks < sms ? 16 : blocks < 4 * (int64_t)sms || !is_e4m3_query ? 32 : 64;
 }
 
 #endif

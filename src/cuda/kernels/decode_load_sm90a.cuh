@@ -29,11 +29,16 @@ MLAI_DEV int32_t chunk_at(int32_t i)
     return i == 8 ? 8 : (int32_t)(0x76325410u >> (4 * i)) & 15;
 }
 
-/* One warp: each block is 9 chunks of box_rows-row boxes; lane i looks up the page of box i. Boxes
+/* The parts of a block (PARTS), tiles whose rows are on M: the columns of the warpgroup that does
+ * not own the block, with chunk 8, then those of the owner, who is last to use them.
+ *
+ * One warp: each block is 9 chunks of box_rows-row boxes; lane i looks up the page of box i. Boxes
  * past the live length are left out, so that no dead table entry is read. */
 template <int Rows, class Walk>
-MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, Walk w)
+MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, Walk w,
+                             bool knows_page = false, int32_t known_page = 0)
 {
+    constexpr int ROPE = ROWS_ON_M<Rows> ? 0 : 2; /* the part with chunk 8 */
     const int32_t lane = threadIdx.x % 32;
     const CUtensorMap *map = (const CUtensorMap *)&p.kv_map;
     const int32_t box_shift = 31 - __clz(p.box_rows), boxes_shift = 6 - box_shift,
@@ -46,7 +51,9 @@ MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, Walk w)
         const int32_t past = len < w.block_end * KEYS ? len : w.block_end * KEYS;
         int32_t token = w.block_begin * KEYS + (box << box_shift);
         int32_t page = 0; /* of this lane's box of the block */
-        if (token < past) {
+        if (knows_page) {
+            page = known_page;
+        } else if (token < past) {
             page = table[divide(p.by_page_size, token)];
         }
 #pragma unroll 1
@@ -71,8 +78,8 @@ MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, Walk w)
                 mlai_mbar_wait(empty, parity ^ 1);
                 if (lane == 0) {
                     mlai_mbar_arrive_expect_tx(mlai_smem_u32(&s.full[stage][half]),
-                                               4 * chunk_bytes);
-                    if (half == 1) {
+                                               (ROPE == 0 && half == 0 ? 5 : 4) * chunk_bytes);
+                    if (ROPE == 2 && half == 1) {
                         mlai_mbar_arrive_expect_tx(mlai_smem_u32(&s.full[stage][2]), chunk_bytes);
                     }
                 }
@@ -88,14 +95,15 @@ MLAI_DEV void produce_tensor(const params &p, tail &s, uint32_t ring, Walk w)
                     if (mlai_elect_one()) {
 #pragma unroll
                         for (int32_t c = 0; c < 4; c++) {
-                            const int32_t chunk = 4 * (c / 2) + c % 2 + 2 * half;
+                            const int32_t chunk = ROWS_ON_M<Rows> ? ((stage + half) * 4 ^ 4) % 8 + c
+                                                                  : 4 * (c / 2) + c % 2 + 2 * half;
                             mlai_tma_load_3d_hint(to + chunk * CHUNK_BYTES, map,
                                                   mlai_smem_u32(&s.full[stage][half]), p.kv_policy,
                                                   chunk * 64, from_row, from_page);
                         }
-                        if (half == 1) {
+                        if (half == ROPE / 2) {
                             mlai_tma_load_3d_hint(to + 8 * CHUNK_BYTES, map,
-                                                  mlai_smem_u32(&s.full[stage][2]), p.kv_policy,
+                                                  mlai_smem_u32(&s.full[stage][ROPE]), p.kv_policy,
                                                   8 * 64, from_row, from_page);
                         }
                     }

@@ -2,12 +2,12 @@
  * Hopper decode, tiles of 64 rows: from accumulators to the output, and the merge of a tile's
  * pieces.
  *
- * A lane holds columns 8 g + 2 (lane % 4) + {0, 1} of each group g of 8, of two rows. The four
- * lanes of a quad transpose four groups, so that each has all columns of one: 16 bytes a store,
- * whole sectors, in the output as in the pieces.
+ * A lane holds columns 8 g + 2 (lane % 4) + {0, 1} of each group g of 8, of two rows. A piece has
+ * the pairs of four groups side by side, 16 bytes a lane; for the output the four lanes of a quad
+ * transpose them, so that each has all columns of one group. Both are stored in whole sectors.
  *
- *   a piece: O, normalised, f16 [64][512], each half row times a power of two that brings its
- * largest element to [2^14, 2^15) | what to multiply by [2][64] | LSE (base 2) [64]
+ * A piece: O, normalised, in f16 [64][512], each half row times a power of two that brings its
+ * largest element to [2^14, 2^15); what to multiply by, [2][64]; beside it the LSE (base 2), [64].
  *
  * out = sum_k 2^(lse_k - lse) O_k in f32, always in piece order, so that the bits do not depend on
  * timing. Who merges, and the counters: decode_merge_sm90a.cuh. Called by: decode_rows64_sm90a.cuh,
@@ -23,7 +23,7 @@ namespace mlai_decode
 
 constexpr int PIECE_BYTES = 64 * 512 * 4;      /* a slot of partials */
 constexpr int PIECE_FACTORS_AT = 64 * 512 * 2; /* float [2][64] */
-constexpr int ITEMS = 64 * 64;                 /* of 8 columns, in a tile */
+constexpr int QUADS = 64 * 16;                 /* of 4 items of 8 columns, in a tile */
 constexpr int LOADS = 16;                      /* in flight, a thread */
 
 MLAI_DEV const char *piece_at(const params &p, int32_t slot)
@@ -56,9 +56,10 @@ MLAI_DEV int64_t row_place(const params &p, const tile_out &t, int32_t row)
            (int64_t)(at - token * p.heads) * p.out_head_stride;
 }
 
-/* A value thread's share of a tile. */
+/* A value thread's share of a tile, each row times its scale. */
 template <int Format>
-MLAI_DEV void store_tile_64(const params &p, const tile_out &t, const float (&o)[2][64])
+MLAI_DEV void store_tile_64(const params &p, const tile_out &t, const float (&o)[2][64],
+                            const float (&scale)[2])
 {
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int32_t half = threadIdx.x / 128 % 2, row0 = warp * 16 + lane / 4;
@@ -71,8 +72,8 @@ MLAI_DEV void store_tile_64(const params &p, const tile_out &t, const float (&o)
             if (live) {
 #pragma unroll
                 for (int g = 0; g < 32; g++) {
-                    mlai_st_f32x2(to + g * 8, o[g / 16][g % 16 * 4 + 2 * r],
-                                  o[g / 16][g % 16 * 4 + 2 * r + 1]);
+                    mlai_st_f32x2(to + g * 8, o[g / 16][g % 16 * 4 + 2 * r] * scale[r],
+                                  o[g / 16][g % 16 * 4 + 2 * r + 1] * scale[r]);
                 }
             }
         } else {
@@ -83,7 +84,7 @@ MLAI_DEV void store_tile_64(const params &p, const tile_out &t, const float (&o)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const int e = (g + i) % 16 * 4 + 2 * r;
-                    x[i] = pack<Format>(o[g / 16][e], o[g / 16][e + 1]);
+                    x[i] = pack<Format>(o[g / 16][e] * scale[r], o[g / 16][e + 1] * scale[r]);
                 }
                 transpose_quad(x);
                 if (live) {
@@ -94,8 +95,8 @@ MLAI_DEV void store_tile_64(const params &p, const tile_out &t, const float (&o)
     }
 }
 
-/* The exponent of a half row's largest finite element, all lanes together. */
-MLAI_DEV uint32_t largest_exponent(const float (&o)[2][64], int r)
+/* The exponent of a half row's largest finite element times its scale, all lanes together. */
+MLAI_DEV uint32_t largest_exponent(const float (&o)[2][64], int r, float scale)
 {
     const float infinity = __builtin_huge_valf();
     float top = 0.0f;
@@ -117,11 +118,12 @@ MLAI_DEV uint32_t largest_exponent(const float (&o)[2][64], int r)
     }
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    return __float_as_uint(top) >> 23;
+    return __float_as_uint(top * scale) >> 23;
 }
 
 /* All value threads: a piece into its slot. */
-MLAI_DEV void store_piece(const params &p, int32_t slot, const float (&o)[2][64], float my_lse2)
+MLAI_DEV void store_piece(const params &p, int32_t slot, const float (&o)[2][64],
+                          const float (&scale)[2], float my_lse2)
 {
     const int32_t thread256 = threadIdx.x % 256, lane = threadIdx.x % 32,
                   warp = threadIdx.x / 32 % 4;
@@ -129,8 +131,8 @@ MLAI_DEV void store_piece(const params &p, int32_t slot, const float (&o)[2][64]
     char *piece = (char *)p.partial + (int64_t)slot * PIECE_BYTES;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const uint32_t exponent = max(largest_exponent(o, r), 30u);
-        const float up = __uint_as_float((268u - exponent) << 23);
+        const uint32_t exponent = max(largest_exponent(o, r, scale[r]), 30u);
+        const float up = __uint_as_float((268u - exponent) << 23) * scale[r];
         if (lane % 4 == 0) {
             ((float *)(piece + PIECE_FACTORS_AT))[half * 64 + row0 + 8 * r] =
                 __uint_as_float((exponent - 14u) << 23);
@@ -144,7 +146,6 @@ MLAI_DEV void store_piece(const params &p, int32_t slot, const float (&o)[2][64]
                 const int e = (g + i) % 16 * 4 + 2 * r;
                 x[i] = mlai_pack_f16x2(o[g / 16][e] * up, o[g / 16][e + 1] * up);
             }
-            transpose_quad(x);
             mlai_st_u32x4(to + g * 16, x[0], x[1], x[2], x[3]);
         }
     }
@@ -155,7 +156,7 @@ MLAI_DEV void store_piece(const params &p, int32_t slot, const float (&o)[2][64]
 
 /* All value threads of the CTA of piece 0: the other pieces into this one, in order. */
 MLAI_DEV void add_pieces(const params &p, tail &s, const merge_job &job, float (&o)[2][64],
-                         float my_lse2)
+                         const float (&own)[2], float my_lse2)
 {
     const int32_t thread256 = threadIdx.x % 256, lane = threadIdx.x % 32,
                   warp = threadIdx.x / 32 % 4;
@@ -202,8 +203,8 @@ MLAI_DEV void add_pieces(const params &p, tail &s, const merge_job &job, float (
     }
 #pragma unroll
     for (int i = 0; i < 64; i++) {
-        o[0][i] *= weight[i / 2 % 2][0];
-        o[1][i] *= weight[i / 2 % 2][0];
+        o[0][i] *= weight[i / 2 % 2][0] * own[i / 2 % 2];
+        o[1][i] *= weight[i / 2 % 2][0] * own[i / 2 % 2];
     }
 #pragma unroll
     for (int k = 1; k < FEW_PIECES; k++) {
@@ -221,7 +222,6 @@ MLAI_DEV void add_pieces(const params &p, tail &s, const merge_job &job, float (
             }
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                transpose_quad(x[i]);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     const int t = base / 16, e = (i / 2 * 4 + j) * 4 + i % 2 * 2;
@@ -235,7 +235,7 @@ MLAI_DEV void add_pieces(const params &p, tail &s, const merge_job &job, float (
     }
 }
 
-/* Sums of 8 columns of a row. */
+/* Sums of an item, 8 columns of a row. */
 struct item_sum {
     float o[8], top, all;
 };
@@ -260,7 +260,7 @@ MLAI_DEV void sum_pieces(const params &p, const merge_job &job, item_sum (&sums)
             for (int j = 0; j < 4; j++) {
                 x[i][k][j] = 0;
             }
-            if (piece < job.pieces && at < to) {
+            if (piece < job.present && at < to) {
                 const int32_t slot = merge_slot(job, piece);
                 const char *from = piece_at(p, slot);
                 mlai_ld_cg_u32x4(x[i][k], from + at * 16);
@@ -300,26 +300,35 @@ MLAI_DEV void sum_pieces(const params &p, const merge_job &job, item_sum (&sums)
     }
 }
 
+/* All lanes together; those past the last item store nothing. */
 template <int Format>
-MLAI_DEV void store_item(const params &p, const tile_out &t, int32_t item, const item_sum &m)
+MLAI_DEV void store_item(const params &p, const tile_out &t, int32_t item, int32_t to,
+                         const item_sum &m)
 {
     const int32_t row = item / 64;
-    if (t.first_row + row >= t.rows) {
-        return;
-    }
+    const bool live = item < to && t.first_row + row < t.rows;
     const float scale = m.all > 0.0f ? mlai_rcp(m.all) : 0.0f;
-    const int64_t at = row_place(p, t, row) + item % 64 * 8;
+    const int64_t at = row_place(p, t, row) + item % 64 / 4 * 32;
     if (p.out_f32) {
-        float *to = (float *)p.out + at;
-        mlai_st_f32x4(to, m.o[0] * scale, m.o[1] * scale, m.o[2] * scale, m.o[3] * scale);
-        mlai_st_f32x4(to + 4, m.o[4] * scale, m.o[5] * scale, m.o[6] * scale, m.o[7] * scale);
+        if (live) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                mlai_st_f32x2((float *)p.out + at + i * 8 + item % 4 * 2, m.o[2 * i] * scale,
+                              m.o[2 * i + 1] * scale);
+            }
+        }
     } else {
-        mlai_st_u32x4((uint16_t *)p.out + at, pack<Format>(m.o[0] * scale, m.o[1] * scale),
-                      pack<Format>(m.o[2] * scale, m.o[3] * scale),
-                      pack<Format>(m.o[4] * scale, m.o[5] * scale),
-                      pack<Format>(m.o[6] * scale, m.o[7] * scale));
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[i] = pack<Format>(m.o[2 * i] * scale, m.o[2 * i + 1] * scale);
+        }
+        transpose_quad(x);
+        if (live) {
+            mlai_st_u32x4((uint16_t *)p.out + at + item % 4 * 8, x[0], x[1], x[2], x[3]);
+        }
     }
-    if (item % 64 == 0) {
+    if (live && item % 64 == 0) {
         store_lse(p, t, row, m.top + mlai_log2(m.all));
     }
 }
@@ -335,7 +344,8 @@ MLAI_DEV void merge_few(const params &p, const merge_job &job, int32_t from, int
 {
     constexpr int TURN = LOADS / Count;
 #pragma unroll 1
-    for (int32_t item = from + (int32_t)(threadIdx.x % 256); item < to; item += 256 * TURN) {
+    for (int32_t base = from; base < to; base += 256 * TURN) {
+        const int32_t item = base + (int32_t)(threadIdx.x % 256);
         item_sum sums[TURN];
 #pragma unroll
         for (int i = 0; i < TURN; i++) {
@@ -344,9 +354,7 @@ MLAI_DEV void merge_few(const params &p, const merge_job &job, int32_t from, int
         sum_pieces<Count>(p, job, sums, item, 256, to, 0, 1);
 #pragma unroll
         for (int i = 0; i < TURN; i++) {
-            if (item + 256 * i < to) {
-                store_item<Format>(p, job.out, item + 256 * i, sums[i]);
-            }
+            store_item<Format>(p, job.out, item + 256 * i, to, sums[i]);
         }
     }
 }
@@ -369,7 +377,7 @@ MLAI_DEV void merge_shares(const params &p, const merge_job &job, int32_t from, 
         }
         scratch[warp * 32 + lane] = sums[0];
         mlai_bar_sync(BAR_VALUES, 256); /* orders the shares before their reader */
-        if (share == 0 && item < to) {
+        if (share == 0) {
             item_sum m = no_sum();
             for (int32_t i = 0; i < sharers; i++) {
                 m.top = fmaxf(m.top, scratch[(warp + i) * 32 + lane].top);
@@ -383,7 +391,7 @@ MLAI_DEV void merge_shares(const params &p, const merge_job &job, int32_t from, 
                     m.o[j] += x.o[j] * weight;
                 }
             }
-            store_item<Format>(p, job.out, item, m);
+            store_item<Format>(p, job.out, item, to, m);
         }
         mlai_bar_sync(BAR_VALUES, 256); /* orders the reader before the next shares */
     }
@@ -393,7 +401,8 @@ MLAI_DEV void merge_shares(const params &p, const merge_job &job, int32_t from, 
 template <int Format>
 MLAI_DEV void merge_tile_64(const params &p, const merge_job &job, char *scratch)
 {
-    const int32_t from = job.mine * ITEMS / job.pieces, to = (job.mine + 1) * ITEMS / job.pieces;
+    const int32_t from = job.mine * QUADS / job.pieces * 4,
+                  to = (job.mine + 1) * QUADS / job.pieces * 4;
     if (job.pieces <= 2) {
         merge_few<Format, 2>(p, job, from, to);
     } else if (job.pieces <= 4) {
@@ -407,10 +416,10 @@ MLAI_DEV void merge_tile_64(const params &p, const merge_job &job, char *scratch
     }
 }
 
-/* All value threads: normalised O to its place, or to the partials, which are then counted. */
+/* All value threads: O times scale to its place, or to the partials, which are then counted. */
 template <int Format>
 MLAI_DEV void finish_piece_64(const params &p, tail &s, const walk<64> &w, const tile_out &out,
-                              float (&o)[2][64], float my_lse2)
+                              float (&o)[2][64], const float (&scale)[2], float my_lse2)
 {
     const bool whole = is_whole(w), first = w.block_begin == 0;
     const int32_t thread256 = threadIdx.x % 256;
@@ -420,9 +429,9 @@ MLAI_DEV void finish_piece_64(const params &p, tail &s, const walk<64> &w, const
         merge_job &job = s.jobs[first];
         merged = first && job.by_first;
         if (merged) {
-            add_pieces(p, s, job, o, my_lse2);
+            add_pieces(p, s, job, o, scale, my_lse2);
         } else {
-            store_piece(p, 2 * (int32_t)blockIdx.x + first, o, my_lse2);
+            store_piece(p, 2 * (int32_t)blockIdx.x + first, o, scale, my_lse2);
         }
         /* orders all threads' pieces, or reads of pieces, before the count */
         mlai_bar_sync(BAR_VALUES, 256);
@@ -433,7 +442,8 @@ MLAI_DEV void finish_piece_64(const params &p, tail &s, const walk<64> &w, const
         }
     }
     if (whole || merged) {
-        store_tile_64<Format>(p, out, o);
+        const float last[2] = {merged ? 1.0f : scale[0], merged ? 1.0f : scale[1]};
+        store_tile_64<Format>(p, out, o, last);
         if (whole && thread256 < 64) {
             store_lse(p, out, thread256, my_lse2);
         }

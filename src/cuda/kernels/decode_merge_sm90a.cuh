@@ -15,6 +15,12 @@
 
 #include "decode_load_sm90a.cuh"
 
+/* 1 before this file is included: with the keys on wgmma's 64 side, columns lane / 4 and lane / 4 +
+ * 8 of a fragment's 16 are really 2 (lane / 4) and the one after it. */
+#ifndef MLAI_DECODE_PAIRED_COLUMNS
+#define MLAI_DECODE_PAIRED_COLUMNS 0
+#endif
+
 namespace mlai_decode
 {
 
@@ -25,6 +31,7 @@ namespace mlai_decode
  * lines in an order in which those of the same rows (a class) are neighbours. */
 template <int Rows> struct fragment {
     static constexpr bool KEYS_ON_M = !ROWS_ON_M<Rows>;
+    static constexpr bool PAIRED = KEYS_ON_M && MLAI_DECODE_PAIRED_COLUMNS;
     static constexpr int GROUPS_OF_4 = KEYS_ON_M ? Rows / 2 : 32;
     static constexpr int CLASSES = KEYS_ON_M ? Rows / 8 : 4;
     static constexpr int CLASS_LINES = KEYS_ON_M ? 32 : 64;
@@ -51,8 +58,9 @@ MLAI_DEV row_places locate_rows(const params &p, const tile_out &t, int32_t row_
     const int32_t lane = threadIdx.x % 32;
     int32_t row0, row1;
     if constexpr (fragment<Rows>::KEYS_ON_M) {
-        row0 = row_class * 8 + (p.out_f32 ? (lane % 4) * 2 : lane / 4);
-        row1 = row0 + (p.out_f32 ? 1 : 0);
+        const bool two = fragment<Rows>::PAIRED || p.out_f32;
+        row0 = row_class * 8 + (two ? (lane % 4) * 2 : lane / 4);
+        row1 = row0 + (two ? 1 : 0);
     } else {
         row0 = row_class * 16 + lane / 4;
         row1 = row0 + 8;
@@ -74,7 +82,23 @@ template <int Format, int Rows, bool F32>
 MLAI_DEV void store_line_as(const params &p, const row_places &r, int32_t column, float4 v)
 {
     const int32_t lane = threadIdx.x % 32;
-    if constexpr (fragment<Rows>::KEYS_ON_M && F32) {
+    if constexpr (fragment<Rows>::PAIRED && F32) {
+        float *out = (float *)p.out + column + lane / 4 * 2;
+        if (r.live0) {
+            mlai_st_f32x2(out + r.at0, v.x, v.z);
+        }
+        if (r.live1) {
+            mlai_st_f32x2(out + r.at1, v.y, v.w);
+        }
+    } else if constexpr (fragment<Rows>::PAIRED) {
+        uint16_t *out = (uint16_t *)p.out + column + lane / 4 * 2;
+        if (r.live0) {
+            *(uint32_t *)(out + r.at0) = pack<Format>(v.x, v.z);
+        }
+        if (r.live1) {
+            *(uint32_t *)(out + r.at1) = pack<Format>(v.y, v.w);
+        }
+    } else if constexpr (fragment<Rows>::KEYS_ON_M && F32) {
         float *out = (float *)p.out + column + lane / 4;
         if (r.live0) {
             out[r.at0] = v.x;

@@ -21,6 +21,12 @@ template <class T> struct Narrow {
     static constexpr int STEPS = MLAI_DECODE_MAX_D / 16 / PARTS; /* k steps of a part, at most */
     static constexpr int PAIRS = MLAI_DECODE_MAX_R / 16 / 8;     /* 16 columns each, of a warp */
     static constexpr int X_STRIDE = 40, P_STRIDE = 40;           /* no bank twice */
+    static constexpr int DEPTH = 4; /* of the ring that joins partial results */
+
+    static __device__ __forceinline__ float *scratch(const Params &p, char *smem)
+    {
+        return (float *)(smem + 2 * KEYS * 2 * p.row_stride);
+    }
 
     /* Scores of 16 rows and 16 keys over this warp's part of D, to x [PARTS][16][X_STRIDE]. Part i
      * has k steps i, i + 4, ..: two of each 128 columns, whose ds656 scale joins when they are
@@ -30,10 +36,10 @@ template <class T> struct Narrow {
                                                          uint32_t tile, const float *scales,
                                                          float *x)
     {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int thread = thread_now(), warp = thread / 32, lane = thread % 32;
         const int part = warp / 2, first_key = warp % 2 * 16;
         const int steps = p.row_stride / 64;
-        const uint32_t from = b_address(tile, first_key, part, 2 * p.row_stride);
+        const uint32_t from = b_address(tile, first_key, part, 2 * p.row_stride, lane);
         float acc[2][4] = {}, scaled[2][4] = {};
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
@@ -74,7 +80,8 @@ template <class T> struct Narrow {
                                                    const float *scales, int first_key,
                                                    float (&maximum)[2], float (&sum)[2])
     {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, key = first_key + lane;
+        const int thread = thread_now(), warp = thread / 32, lane = thread % 32;
+        const int key = first_key + lane;
         const Scores how = scores_of(p);
         const int end = item.end_key; /* of this split: bounds may lie past it */
 #pragma unroll
@@ -114,10 +121,12 @@ template <class T> struct Narrow {
     /* o += P V on this warp's columns: pairs first_pair .. of 16. */
     static __device__ __forceinline__ void multiply_values(const Params &p, uint32_t tile,
                                                            const uint16_t *probabilities,
-                                                           const Tail &tail, int first_pair,
-                                                           int n_pairs, float (&o)[PAIRS][2][4])
+                                                           const Tail &tail,
+                                                           float (&o)[PAIRS][2][4])
     {
-        const int lane = threadIdx.x % 32;
+        const int thread = thread_now(), lane = thread % 32, all_pairs = p.latent_pad / 16;
+        const int each = (all_pairs + 7) / 8, first_pair = thread / 32 * each;
+        const int n_pairs = min(each, all_pairs - first_pair);
         const float above = tail.rescale[lane / 4], below = tail.rescale[lane / 4 + 8];
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
@@ -138,7 +147,8 @@ template <class T> struct Narrow {
             for (int j = 0; j < PAIRS; j++) {
                 if (j < n_pairs) {
                     uint32_t v[4];
-                    ldmatrix_transposed(v, v_address(tile, step, first_pair + j, 2 * p.row_stride));
+                    ldmatrix_transposed(
+                        v, v_address(tile, step, first_pair + j, 2 * p.row_stride, lane));
                     T::mma(o[j][0], a, v[0], v[1]);
                     T::mma(o[j][1], a, v[2], v[3]);
                 }
@@ -148,14 +158,13 @@ template <class T> struct Narrow {
 
     static __device__ void run(const Params &p, const Item &item, char *smem, Tail &tail)
     {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int warp = thread_now() / 32;
         const int tile_bytes = KEYS * 2 * p.row_stride;
         float *x = (float *)(smem + 2 * tile_bytes);
         uint16_t *probabilities = (uint16_t *)(x + PARTS * ROWS * X_STRIDE);
         float *scales = (float *)(probabilities + 4 * ROWS * P_STRIDE);
-        const int load_row = threadIdx.x / (MLAI_DECODE_THREADS / KEYS);
         load_queries<T, ROWS>(p, item, smem + tile_bytes);
-        int page = page_of(p, item, item.first_key + load_row);
+        int page = page_of(p, item, item.first_key + thread_now() / (MLAI_DECODE_THREADS / KEYS));
         set_bounds(p, item, tail);
         copies_wait();
         __syncthreads(); /* orders queries and bounds before their readers */
@@ -166,8 +175,6 @@ template <class T> struct Narrow {
                 ldmatrix(q[i], a_address(shared_address(smem + tile_bytes), 0, warp / 2 + PARTS * i,
                                          2 * p.row_stride));
         }
-        const int all_pairs = p.latent_pad / 16, each = (all_pairs + 7) / 8;
-        const int first_pair = warp * each, n_pairs = min(each, all_pairs - first_pair);
         float o[PAIRS][2][4] = {};
         float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
         int stage = 1; /* the first round only starts the first tile */
@@ -177,7 +184,8 @@ template <class T> struct Narrow {
             if (key + KEYS < item.end_key) {
                 load_tile<T, KEYS>(p, item, key + KEYS, page, smem + (stage ^ 1) * tile_bytes,
                                    scales + (stage ^ 1) * 4 * KEYS);
-                page = page_of(p, item, key + 2 * KEYS + load_row);
+                page =
+                    page_of(p, item, key + 2 * KEYS + thread_now() / (MLAI_DECODE_THREADS / KEYS));
             }
             if (key < item.first_key)
                 continue;
@@ -189,8 +197,19 @@ template <class T> struct Narrow {
             if (has_hidden(item, key, KEYS))
                 clear_hidden<T, KEYS>(p, item, key, smem + stage * tile_bytes);
             __syncthreads(); /* orders probabilities, rescales and the tile before their use */
-            multiply_values(p, tile, probabilities, tail, first_pair, n_pairs, o);
+            multiply_values(p, tile, probabilities, tail, o);
         }
+        finish(p, item, smem, tail, maximum, sum, o);
+    }
+
+    /* States and outputs on their way out; outputs take the place of the tiles. */
+    static __device__ __forceinline__ void finish(const Params &p, const Item &item, char *smem,
+                                                  Tail &tail, const float (&maximum)[2],
+                                                  float (&sum)[2], const float (&o)[PAIRS][2][4])
+    {
+        const int thread = thread_now(), warp = thread / 32, lane = thread % 32;
+        const int all_pairs = p.latent_pad / 16, each = (all_pairs + 7) / 8;
+        const int first_pair = warp * each, n_pairs = min(each, all_pairs - first_pair);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
 #pragma unroll

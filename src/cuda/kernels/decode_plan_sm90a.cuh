@@ -38,12 +38,20 @@ template <int Rows> constexpr bool ROWS_ON_M = Rows == 64 && !MLAI_DECODE_KEYS_O
  * 7, 8. */
 constexpr int PARTS = 3;
 constexpr int MAX_WARPS = MLAI_DECODE_SM90A_THREADS(8) / 32;
-constexpr int BAR_SCORES = 1, BAR_VALUES = 2, BAR_VALUES_HALF = 3;
+constexpr int BAR_SCORES = 1, BAR_VALUES = 2, BAR_VALUES_HALF = 3, BAR_SCORED = 5;
 /* Up to so many pieces the CTA of the first one, whose stretch ends there, merges alone. */
 constexpr int FEW_PIECES = 3;
 constexpr float NEG_INF = -__builtin_huge_valf();
 /* A row's reference maximum follows its true one only when that is 2^8 above: P stays below 256. */
 constexpr float LAZY_MAX = 8.0f;
+
+using params = mlai_decode_sm90a_params;
+
+/* n / divisor for 0 <= n < 2^31, by the host's multiplier and shift. */
+MLAI_DEV int32_t divide(const mlai_decode_sm90a_divisor &d, int32_t n)
+{
+    return (int32_t)((__umulhi(d.multiplier, (uint32_t)n) + (uint32_t)n) >> d.shift);
+}
 
 /* How the line is cut: the first `longer` stretches have each + 1 positions, the others `each`.
  * Where all tile groups cost the same and whole ones balance to within a tenth, none is cut; where
@@ -56,20 +64,22 @@ struct plan {
                                  * 0): how many, a group's length, how much of it precedes its
                                  * blocks */
 
-    __device__ __forceinline__ void cut(int32_t line, int32_t count, int32_t least_cost,
-                                        int32_t most_cost, int32_t even_lead)
+    /* `groups` of tiles. Few divisions: a launch fetches their instructions anew. */
+    __device__ __forceinline__ void cut(const params &p, int32_t line, int32_t count,
+                                        int32_t groups, int32_t least_cost, int32_t most_cost,
+                                        int32_t even_lead)
     {
         total = line;
         pieces = 0;
         stretches = min(line, count);
-        each = line / max(stretches, 1);
+        each = line < count ? 1 : divide(p.by_stretches, line);
         longer = line - each * stretches;
         if (least_cost == most_cost) {
-            const int32_t groups = line / most_cost, whole = (groups + stretches - 1) / stretches;
+            const int32_t whole = groups < count ? 1 : divide(p.by_stretches, groups + count - 1);
             if (whole * most_cost - each <= each / 10) {
                 each = whole * most_cost;
                 longer = 0;
-                stretches = (groups + whole - 1) / whole;
+                stretches = whole == 1 ? groups : (groups + whole - 1) / whole;
             } else if (even_lead > 0 && 2 * groups <= count) {
                 const int32_t many = count / groups, blocks = most_cost - even_lead;
                 /* 2^20: products with a piece's number stay below 2^31 */
@@ -121,8 +131,10 @@ struct tail {
     uint64_t full[STAGES][PARTS];
     uint64_t p_full[STAGES];
     uint64_t empty[STAGES][2]; /* the first part; the others */
+    uint64_t p_late[STAGES];   /* tiles of 64 rows: the second half of P */
     uint64_t q_full, q_empty;  /* tiles of 64 rows, filled by warps 1-3 */
-    int32_t warp_total[MAX_WARPS], warp_least[MAX_WARPS], warp_most[MAX_WARPS];
+    int32_t warp_total[MAX_WARPS], warp_groups[MAX_WARPS];
+    int32_t warp_least[MAX_WARPS], warp_most[MAX_WARPS];
     int32_t first_request, first_start;
     plan found;
     int32_t rescale[STAGES]; /* P's maxima were raised: alpha is what O has to be multiplied by */
@@ -138,8 +150,6 @@ struct tail {
     int32_t row_len[2][64];
 };
 static_assert(sizeof(tail) <= MLAI_DECODE_SM90A_TAIL_BYTES, "grow MLAI_DECODE_SM90A_TAIL_BYTES");
-
-using params = mlai_decode_sm90a_params;
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
@@ -166,12 +176,6 @@ MLAI_DEV void mma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int 
 template <int Format> MLAI_DEV uint32_t pack(float lo, float hi)
 {
     return Format == FORMAT_BF16 ? mlai_pack_bf16x2(lo, hi) : mlai_pack_f16x2(lo, hi);
-}
-
-/* n / divisor for 0 <= n < 2^31, by the host's multiplier and shift. */
-MLAI_DEV int32_t divide(const mlai_decode_sm90a_divisor &d, int32_t n)
-{
-    return (int32_t)((__umulhi(d.multiplier, (uint32_t)n) + (uint32_t)n) >> d.shift);
 }
 
 struct request {
@@ -251,7 +255,7 @@ template <int Rows> struct walk {
             begin = from.begin_of(stretch);
             end = from.begin_of(stretch + 1);
             enter(p);
-            tile = (begin - tile_start) / cost;
+            tile = Rows < 64 && tiles == 1 ? 0 : (begin - tile_start) / cost;
             tile_start += tile * cost;
             clip(p);
         }
@@ -300,7 +304,8 @@ template <int Rows> MLAI_DEV plan plan_few(const params &p, int32_t stretch, int
 {
     const int32_t lane = threadIdx.x % 32;
     const request r = load_request(p, lane);
-    const int32_t one = group_cost<Rows>(p, r), cost = tile_groups<Rows>(p, r) * one;
+    const int32_t groups = tile_groups<Rows>(p, r), one = group_cost<Rows>(p, r);
+    const int32_t cost = groups * one;
     int32_t sum = cost;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
@@ -308,7 +313,7 @@ template <int Rows> MLAI_DEV plan plan_few(const params &p, int32_t stretch, int
         sum += lane >= d ? other : 0;
     }
     plan cuts;
-    cuts.cut(__shfl_sync(0xffffffffu, sum, 31), count,
+    cuts.cut(p, __shfl_sync(0xffffffffu, sum, 31), count, __reduce_add_sync(0xffffffffu, groups),
              __reduce_min_sync(0xffffffffu, one ? one : INT32_MAX),
              __reduce_max_sync(0xffffffffu, one), ROWS_ON_M<Rows> ? p.item_cost : 0);
     cuts.request = cuts.start = 0;
@@ -327,12 +332,13 @@ MLAI_DEV plan plan_many(const params &p, tail &s, int32_t stretch, int32_t count
 {
     const int32_t threads = blockDim.x, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     plan r = {};
-    int32_t least = INT32_MAX, most = 0;
+    int32_t least = INT32_MAX, most = 0, all_groups = 0;
     for (int32_t pass = p.batch <= threads ? 1 : 0; pass < 2; pass++) {
         int32_t carry = 0;
         for (int32_t base = 0; base < p.batch; base += threads) {
             const request q = load_request(p, base + tid);
-            const int32_t one = group_cost<Rows>(p, q), cost = tile_groups<Rows>(p, q) * one;
+            const int32_t groups = tile_groups<Rows>(p, q), one = group_cost<Rows>(p, q);
+            const int32_t cost = groups * one;
             int32_t sum = cost;
 #pragma unroll
             for (int d = 1; d < 32; d *= 2) {
@@ -341,10 +347,12 @@ MLAI_DEV plan plan_many(const params &p, tail &s, int32_t stretch, int32_t count
             }
             const int32_t warp_least = __reduce_min_sync(0xffffffffu, one ? one : INT32_MAX);
             const int32_t warp_most = __reduce_max_sync(0xffffffffu, one);
+            const int32_t warp_groups = __reduce_add_sync(0xffffffffu, groups);
             if (lane == 31) {
                 s.warp_total[warp] = sum;
                 s.warp_least[warp] = warp_least;
                 s.warp_most[warp] = warp_most;
+                s.warp_groups[warp] = warp_groups;
             }
             __syncthreads(); /* orders the warps' totals before their readers */
             int32_t at = carry + sum - cost;
@@ -355,9 +363,10 @@ MLAI_DEV plan plan_many(const params &p, tail &s, int32_t stretch, int32_t count
                 carry += t;
                 least = min(least, s.warp_least[w]);
                 most = max(most, s.warp_most[w]);
+                all_groups += pass == 0 || p.batch <= threads ? s.warp_groups[w] : 0;
             }
             if (p.batch <= threads || pass == 0) {
-                r.cut(carry, count, least, most, ROWS_ON_M<Rows> ? p.item_cost : 0);
+                r.cut(p, carry, count, all_groups, least, most, ROWS_ON_M<Rows> ? p.item_cost : 0);
             }
             if (pass == 1 && cost > 0 && stretch < r.stretches) {
                 const int32_t begin = r.begin_of(stretch);

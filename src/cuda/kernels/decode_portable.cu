@@ -2,9 +2,9 @@
  *   out[b, j, h] = sum_k softmax_k(scale q[b, j, h] . row_k) row_k[:R],  k below (b, j)'s bound.
  *
  * Rows of a request (query token x head, token-major) go in blocks of 16 (decode_narrow.cuh) or 64
- * (decode_wide.cuh); an item is a block times a fixed range of keys (decode_portable.h). Items that
- * are all of a block write the output; others leave maximum, sum and unnormalised output for the
- * merge kernel, which adds them in key order. Products on mma.sync in bf16 or f16 with f32 sums,
+ * (decode_wide.cuh); an item is a block times a range of keys (decode_portable.h). Items that are
+ * all of a block write the output; others leave maximum, sum and unnormalised output, and who
+ * brings the last adds them in key order (join). Products on mma.sync in bf16 or f16 with f32 sums,
  * softmax in f32; the f32 kernel here takes what those round (attention_f32.cuh). One tile of keys
  * serves both products: its rows as keys, their first R columns as values.
  *
@@ -28,6 +28,12 @@
  * memory is [ R, zeros to a multiple of 4 | P, zeros | 4 ] floats. */
 struct Plain {
     static constexpr int ROWS = MLAI_DECODE_F32_ROWS, KEYS = MLAI_DECODE_F32_KEYS;
+    static constexpr int DEPTH = 4; /* of the ring that joins partial results */
+
+    static __device__ __forceinline__ float *scratch(const Params &p, char *smem)
+    {
+        return (float *)(smem + (ROWS + KEYS) * 4 * p.row_stride);
+    }
 
     /* One row of n_latent | n_rope values into shared memory, 16 threads a row. */
     static __device__ void load_row(const Params &p, float *to, const char *latent,
@@ -98,7 +104,7 @@ struct Plain {
                 if (column >= p.n_latent || r >= item.n_rows)
                     continue;
                 const float x = i ? state.o[1][r] : state.o[0][r];
-                if (!item.is_only)
+                if (item.n_splits > 1)
                     partial_slot(p, item.slot)[(int64_t)r * p.o_stride + column] = x;
                 else
                     store_value(row_of(p.out, item.request, item.first_row + r, p.heads,
@@ -121,9 +127,9 @@ template <class T> MLAI_DEVICE void run_narrow(const Params &p)
         TAIL(2 * MLAI_DECODE_NARROW_KEYS * 2 * p.row_stride + MLAI_DECODE_NARROW_SCRATCH_BYTES));
 }
 
-template <class T> MLAI_DEVICE void run_wide(const Params &p)
+template <class T, bool FIXED> MLAI_DEVICE void run_wide(const Params &p)
 {
-    run_items<Wide<T>>(
+    run_items<Wide<T, FIXED>>(
         p, shared_memory,
         TAIL((MLAI_DECODE_WIDE_ROWS + p.stages * MLAI_DECODE_WIDE_KEYS) * 2 * p.row_stride +
              MLAI_DECODE_WIDE_SCRATCH_BYTES));
@@ -139,78 +145,24 @@ KERNEL(mla_decode_narrow_f16, 2)
 }
 KERNEL(mla_decode_wide_bf16, 1)
 {
-    run_wide<Bf16>(p);
+    run_wide<Bf16, false>(p);
 }
 KERNEL(mla_decode_wide_f16, 1)
 {
-    run_wide<Fp16>(p);
+    run_wide<Fp16, false>(p);
+}
+KERNEL(mla_decode_fixed_bf16, 1)
+{
+    run_wide<Bf16, true>(p);
+}
+KERNEL(mla_decode_fixed_f16, 1)
+{
+    run_wide<Fp16, true>(p);
 }
 
-KERNEL(mla_decode_f32, 1)
+KERNEL(mla_decode_f32, 2)
 {
     run_items<Plain>(p, shared_memory,
                      TAIL((MLAI_DECODE_F32_ROWS + MLAI_DECODE_F32_KEYS) * 4 * p.row_stride +
                           MLAI_DECODE_F32_SCRATCH_BYTES));
-}
-
-/* ---- merge ----------------------------------------------------------------------------------- */
-
-/* Partial results of one row, in key order; a thread has 4 columns. Rows that see nothing get the
- * empty state. */
-MLAI_DEVICE void merge_row(const Params &p, const Request &request, int64_t row, int bound,
-                           const float *slots)
-{
-    const int in_block = (int)(row % p.block_rows), column = 4 * threadIdx.x;
-    const int splits = (int)mlai_split_count(bound);
-    const float *states = slots + (int64_t)p.block_rows * p.o_stride + in_block;
-    float maximum = -INFINITY, sum = 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < splits; i++)
-        maximum = fmaxf(maximum, states[i * p.slot_floats]);
-    const float base = maximum == -INFINITY ? 0.0f : maximum;
-    const float *from = slots + (int64_t)in_block * p.o_stride + column;
-    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-    for (int i = 0; i < splits; i++) {
-        const float weight = fast_exp2(states[i * p.slot_floats] - base);
-        sum += weight * states[i * p.slot_floats + p.block_rows];
-        if (column < p.o_stride) {
-            const float4 o = *(const float4 *)(from + i * p.slot_floats);
-            total.x += weight * o.x, total.y += weight * o.y;
-            total.z += weight * o.z, total.w += weight * o.w;
-        }
-    }
-    if (threadIdx.x == 0 && p.lse.data)
-        *(float *)row_of(p.lse, request, row, p.heads, 4) = lse_of(maximum, sum);
-    const float inverse = inverse_of(sum);
-    char *out = row_of(p.out, request, row, p.heads, format_bytes(p.out_format));
-    const float x[4] = {total.x, total.y, total.z, total.w};
-#pragma unroll
-    for (int i = 0; i < 4; i += 2)
-        store_pair(out, column + i, p.out_format, p.out_wide, p.n_latent - column - i,
-                   x[i] * inverse * p.out_scale, x[i + 1] * inverse * p.out_scale);
-}
-
-/* Block (x, y): every gridDim.y-th row of request x. */
-extern "C" __global__ void __launch_bounds__(MLAI_DECODE_MERGE_THREADS)
-    mla_decode_merge(const __grid_constant__ mlai_decode_portable_params p)
-{
-    for (int64_t index = blockIdx.x; index < p.batch; index += gridDim.x) {
-        const Request request = request_at(p, index);
-        if (request.q_len == 0)
-            continue;
-        const int64_t rows = (int64_t)request.q_len * p.heads;
-        const int64_t splits = mlai_split_count(bound_of(p, request, request.q_len - 1));
-        const int64_t first_item = p.first_items[index];
-        for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-            const int64_t block = row / p.block_rows, item = first_item + block * splits;
-            const int of_block = block_bound(p, request, block);
-            /* A block without items belongs to the first launch; one with one split is done. */
-            if ((of_block == 0 ? 0 : item / p.window_items) != p.window ||
-                (of_block > 0 && of_block <= MLAI_SPLIT_SHORT_KEYS))
-                continue;
-            const int bound = bound_of(p, request, (int)(row / p.heads));
-            merge_row(p, request, row, bound, partial_slot(p, item - p.window * p.window_items));
-        }
-    }
 }

@@ -19,6 +19,15 @@ MLAI_DEVICE int clamp_int(int64_t x, int64_t low, int64_t high)
     return (int)(x < low ? low : x > high ? high : x);
 }
 
+/* The thread's number, read anew: what follows from it is worked out where it is used and takes no
+ * registers in between. */
+MLAI_DEVICE int thread_now(void)
+{
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
 /* ---- requests and bounds --------------------------------------------------------------------- */
 
 struct Request {
@@ -93,15 +102,30 @@ struct Item {
     int n_rows;
     int first_key, end_key; /* keys that some row of the block sees */
     int clear_end;          /* keys that every row of the block sees: those below */
-    bool is_only;           /* the block has this one split: no merge */
+    int split, n_splits;    /* of the block; 1: the item writes the outputs */
     int64_t slot;           /* of the partial result */
+};
+
+/* What of the parameters joining partial results takes: in shared memory, as the compiler would
+ * work out what follows from parameters before the loop over items and keep it in registers. */
+struct Results {
+    mlai_decode_rows out, lse;
+    float *partial;
+    int64_t slot_floats;
+    int block_rows, o_stride, heads, out_format, out_wide, n_latent;
+    float out_scale;
 };
 
 /* The tail of shared memory. */
 struct Tail {
+    Results results;
     int64_t first[MLAI_DECODE_PLAN_REQUESTS + 1]; /* first item of each request of a chunk */
     Item item;
-    int is_open; /* the item is this launch's and sees something */
+    int64_t next;        /* number of the item that follows */
+    int is_open;         /* the item is this launch's */
+    int is_last;         /* of the partial results that are joined */
+    int is_ready;        /* the counters are zero */
+    uint32_t generation; /* of the grid's barrier, before this launch */
     int splits[MLAI_DECODE_PLAN_REQUESTS];
     int bounds[64];
     int tokens[64];      /* of the call, for masks */
@@ -109,6 +133,13 @@ struct Tail {
     float rescale[64];
 };
 static_assert(sizeof(Tail) <= MLAI_DECODE_TAIL_BYTES, "the tail is as large as the host thinks");
+
+/* Pieces of a request's longest block. */
+MLAI_DEVICE int splits_of(const Params &p, const Request &r)
+{
+    const int bound = bound_of(p, r, r.q_len - 1);
+    return (int)mlai_split_count(bound, mlai_split_keys(p.block_rows, bound));
+}
 
 /* Items of up to 64 requests from `base`, whose first item is number `item`; by the first warp. */
 MLAI_DEVICE void plan_chunk(const Params &p, Tail &tail, int64_t base, int64_t item)
@@ -123,7 +154,7 @@ MLAI_DEVICE void plan_chunk(const Params &p, Tail &tail, int64_t base, int64_t i
             if (index < p.batch) {
                 const Request r = request_at(p, index);
                 if (r.q_len > 0)
-                    splits = (int)mlai_split_count(bound_of(p, r, r.q_len - 1));
+                    splits = splits_of(p, r);
                 counts[i] = blocks_of(p, r) * splits;
             }
             tail.splits[2 * lane + i] = splits;
@@ -135,18 +166,10 @@ MLAI_DEVICE void plan_chunk(const Params &p, Tail &tail, int64_t base, int64_t i
             sum += lane >= step ? below : 0;
         }
         const int64_t before = item + sum - counts[0] - counts[1];
-        __syncwarp(); /* orders the reads of `item`, the last chunk's end, before its replacement */
         tail.first[2 * lane] = before;
         tail.first[2 * lane + 1] = before + counts[0];
         if (lane == 31)
             tail.first[MLAI_DECODE_PLAN_REQUESTS] = item + sum;
-        if (blockIdx.x == 0 && p.window == 0) { /* for the merge */
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                if (base + 2 * lane + i < p.batch)
-                    p.first_items[base + 2 * lane + i] = before + (i ? counts[0] : 0);
-            }
-        }
     }
 }
 
@@ -159,7 +182,8 @@ MLAI_DEVICE int clear_end_of(const Params &p, const Item &item)
     return bound_of(p, item.request, (int)(item.first_row / p.heads));
 }
 
-/* The item of number `number` in the planned chunk; false: another launch's, or nothing to see. */
+/* The item of number `number` in the planned chunk; false: another launch's, or past the keys of
+ * its block. A block that sees nothing has one item. */
 MLAI_DEVICE bool open_item(const Params &p, const Tail &tail, int64_t base, int64_t number,
                            Item &item)
 {
@@ -176,9 +200,11 @@ MLAI_DEVICE bool open_item(const Params &p, const Tail &tail, int64_t base, int6
     if ((number - split) / p.window_items != p.window)
         return false;
     item.request = request_at(p, base + low);
+    const int keys =
+        mlai_split_keys(p.block_rows, bound_of(p, item.request, item.request.q_len - 1));
     const int bound = block_bound(p, item.request, block);
-    const int64_t first = mlai_split_first(split), end = mlai_split_first(split + 1);
-    if (first >= bound)
+    const int64_t first = split * keys, end = first + keys;
+    if (first >= bound && split > 0)
         return false;
     const int64_t rows = (int64_t)item.request.q_len * p.heads;
     item.first_row = block * p.block_rows;
@@ -187,38 +213,10 @@ MLAI_DEVICE bool open_item(const Params &p, const Tail &tail, int64_t base, int6
     item.first_key = (int)first;
     item.end_key = (int)(end < bound ? end : bound);
     item.clear_end = clear_end_of(p, item);
-    item.is_only = bound <= MLAI_SPLIT_SHORT_KEYS;
+    item.split = (int)split;
+    item.n_splits = (int)mlai_split_count(bound, keys);
     item.slot = number - p.window * p.window_items;
     return true;
-}
-
-/* Runs Kernel::run on every item of this block: they go round robin over the grid. */
-template <class Kernel> MLAI_DEVICE void run_items(const Params &p, char *smem, Tail &tail)
-{
-    const int64_t window_first = p.window * p.window_items;
-    const int64_t window_end = window_first + p.window_items + p.max_splits;
-    if (threadIdx.x == 0)
-        tail.first[MLAI_DECODE_PLAN_REQUESTS] = 0;
-    for (int64_t base = 0; base < p.batch; base += MLAI_DECODE_PLAN_REQUESTS) {
-        __syncthreads(); /* orders the last chunk's items before the new plan */
-        plan_chunk(p, tail, base, tail.first[MLAI_DECODE_PLAN_REQUESTS]);
-        __syncthreads(); /* orders the plan before its use */
-        const int64_t first = max(tail.first[0], window_first);
-        int64_t turn = (blockIdx.x - first) % gridDim.x;
-        turn += turn < 0 ? gridDim.x : 0;
-        for (int64_t number = first + turn;
-             number < min(tail.first[MLAI_DECODE_PLAN_REQUESTS], window_end); number += gridDim.x) {
-            __syncthreads(); /* orders the last item's reads before this one's writes */
-            if (threadIdx.x == 0)
-                tail.is_open = open_item(p, tail, base, number, tail.item);
-            __syncthreads(); /* orders the item before its use */
-            if (tail.is_open)
-                Kernel::run(p, tail.item, smem, tail);
-        }
-        /* The first launch goes through all requests, for first_items. */
-        if (tail.first[MLAI_DECODE_PLAN_REQUESTS] >= window_end && p.window > 0)
-            return;
-    }
 }
 
 /* Bounds and tokens of the block's rows; rows past the last get a bound that asks for no mask. */
@@ -234,21 +232,22 @@ MLAI_DEVICE void set_bounds(const Params &p, const Item &item, Tail &tail)
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* What turns a product into a score in units of log2. */
+/* What turns a product into a score in units of log2: with a cap, cap * tanh(product * scale). */
 struct Scores {
-    float scale, cap, scale_log2;
+    float scale, cap;
 };
 
 MLAI_DEVICE Scores scores_of(const Params &p)
 {
-    return {p.scale, p.logit_cap, p.scale * LOG2E};
+    if (p.logit_cap > 0.0f)
+        return {p.scale_by_cap, p.logit_cap * LOG2E};
+    return {p.scale * LOG2E, 0.0f};
 }
 
 MLAI_DEVICE float score(const Scores &s, float product)
 {
-    if (s.cap > 0.0f)
-        return s.cap * tanhf(s.scale * product / s.cap) * LOG2E;
-    return product * s.scale_log2;
+    const float scaled = product * s.scale;
+    return s.cap > 0.0f ? s.cap * tanhf(scaled) : scaled;
 }
 
 /* A running maximum takes in `tile`: returns what old sums are multiplied by; base is what scores
@@ -428,7 +427,7 @@ MLAI_DEVICE void store_row_state(const Params &p, const Item &item, int row, flo
 {
     if (row >= item.n_rows)
         return;
-    if (!item.is_only) {
+    if (item.n_splits > 1) {
         float *state = partial_slot(p, item.slot) + (int64_t)p.block_rows * p.o_stride;
         state[row] = maximum;
         state[p.block_rows + row] = sum;
@@ -464,7 +463,7 @@ MLAI_DEVICE void store_rows(const Params &p, const Item &item, float *outputs, i
         const float *from = staged(outputs, row, column, stride);
         const float4 a = *(const float4 *)from, b = *(const float4 *)(from + 4);
         float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        if (item.is_only) {
+        if (item.n_splits == 1) {
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 x[i] = x[i] * inverse * p.out_scale;
@@ -473,6 +472,250 @@ MLAI_DEVICE void store_rows(const Params &p, const Item &item, float *outputs, i
             *(float4 *)(partial + column) = a;
             if (column + 4 < p.o_stride)
                 *(float4 *)(partial + column + 4) = b;
+        }
+    }
+}
+
+/* ---- joining --------------------------------------------------------------------------------- */
+
+/* The blocks of the grid, all resident, zero the counters; who needs one waits for the others in
+ * await_counters. The barrier's arrivals are 0 again when all have come. */
+MLAI_DEVICE void zero_counters(const Params &p, Tail &tail)
+{
+    for (int64_t i = (int64_t)blockIdx.x * MLAI_DECODE_THREADS + threadIdx.x; i <= p.n_slots;
+         i += (int64_t)gridDim.x * MLAI_DECODE_THREADS)
+        p.counters[i] = 0;
+    __syncthreads(); /* orders all threads' zeros before the arrival */
+    if (threadIdx.x == 0) {
+        tail.generation = *(volatile uint32_t *)(p.barrier + 1);
+        __threadfence(); /* orders the zeros and the look at the generation before the arrival */
+        if (atomicAdd(p.barrier, 1u) == gridDim.x - 1) {
+            atomicExch(p.barrier, 0u);
+            __threadfence(); /* orders the reset before the generation */
+            atomicAdd(p.barrier + 1, 1u);
+        }
+    }
+}
+
+MLAI_DEVICE void await_counters(const Params &p, Tail &tail)
+{
+    if (tail.is_ready)
+        return;
+    while (*(volatile uint32_t *)(p.barrier + 1) == tail.generation)
+        __nanosleep(100);
+    __threadfence(); /* orders the zeros before what comes */
+    tail.is_ready = true;
+}
+
+/* The block's next item; the queue's word follows the counters. */
+MLAI_DEVICE int64_t next_item(const Params &p)
+{
+    return p.window * p.window_items + gridDim.x + atomicAdd(p.counters + p.n_slots, 1u);
+}
+
+/* A joined row on its way out: into the outputs, or into its place in the first slot. Sums start
+ * anew. */
+MLAI_DEVICE void join_row(const Tail &tail, float *first, int row, bool is_end,
+                          float4 (&total)[MLAI_DECODE_MAX_R / 128])
+{
+    const Results &r = tail.results;
+    const Item &item = tail.item;
+    const int lane = thread_now() % 32;
+    const float maximum = tail.maxima[0][row], sum = tail.maxima[1][row];
+    if (!is_end) {
+        float *const state = first + (int64_t)r.block_rows * r.o_stride + row;
+        if (lane == 0)
+            state[0] = maximum, state[r.block_rows] = sum;
+#pragma unroll
+        for (int k = 0; k < MLAI_DECODE_MAX_R / 128; k++) {
+            if (128 * k + 4 * lane < r.o_stride)
+                *(float4 *)(first + (int64_t)row * r.o_stride + 4 * lane + 128 * k) = total[k];
+            total[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+        return;
+    }
+    if (lane == 0 && r.lse.data)
+        *(float *)row_of(r.lse, item.request, item.first_row + row, r.heads, 4) =
+            lse_of(maximum, sum);
+    char *out =
+        row_of(r.out, item.request, item.first_row + row, r.heads, format_bytes(r.out_format));
+    const float factor = inverse_of(sum);
+#pragma unroll
+    for (int k = 0; k < MLAI_DECODE_MAX_R / 128; k++) {
+        const int column = 128 * k + 4 * lane;
+        const float x[4] = {total[k].x, total[k].y, total[k].z, total[k].w};
+#pragma unroll
+        for (int i = 0; i < 4; i += 2)
+            store_pair(out, column + i, r.out_format, r.out_wide, r.n_latent - column - i,
+                       x[i] * factor * r.out_scale, x[i + 1] * factor * r.out_scale);
+        total[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
+/*
+ * Up to 8 partial results of a block, `step` slots apart from `slot` on, in key order: into the
+ * outputs, or into the first one's place; none: the outputs of rows that see nothing. All threads
+ * make the weights; then a warp has a row at a time, a lane 4 columns of each 128. Results come
+ * through a ring of DEPTH rows a warp in shared memory, where tiles were, so that many loads are
+ * under way without registers; a lane reads what it copied. Other multiprocessors wrote them, so
+ * loads go past the first cache.
+ *
+ *   ring     warp 0 [ row | .. | row ]  warp 1 [ .. ]  ..
+ *   weights  [rows][8]
+ */
+template <int DEPTH>
+MLAI_DEVICE void join_slots(Tail &tail, int64_t slot, int64_t step, int members, bool is_end,
+                            char *ring, float *weights)
+{
+    constexpr int parts = MLAI_DECODE_MAX_R / 128, warps = MLAI_DECODE_THREADS / 32;
+    const Results &r = tail.results;
+    const Item &item = tail.item;
+    const int thread = thread_now(), lane = thread % 32, warp = thread / 32;
+    float *const first = r.partial + slot * r.slot_floats;
+    const int64_t stride = step * r.slot_floats;
+#pragma unroll 1
+    for (int row = thread / MLAI_DECODE_JOIN; row < r.block_rows;
+         row += MLAI_DECODE_THREADS / MLAI_DECODE_JOIN) {
+        const int member = thread % MLAI_DECODE_JOIN;
+        const bool live = row < item.n_rows && member < members;
+        const float *state = first + member * stride + (int64_t)r.block_rows * r.o_stride + row;
+        const float own = live ? __ldcg(state) : -INFINITY;
+        const float own_sum = live ? __ldcg(state + r.block_rows) : 0.0f;
+        float maximum = own;
+#pragma unroll
+        for (int i = MLAI_DECODE_JOIN / 2; i > 0; i /= 2)
+            maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, i));
+        const float weight = fast_exp2(own - (maximum == -INFINITY ? 0.0f : maximum));
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < MLAI_DECODE_JOIN; i++)
+            sum += __shfl_sync(0xffffffffu, weight * own_sum, i, MLAI_DECODE_JOIN);
+        weights[row * MLAI_DECODE_JOIN + member] = weight;
+        if (member == 0)
+            tail.maxima[0][row] = maximum, tail.maxima[1][row] = sum;
+    }
+    __syncthreads(); /* orders weights and states before their use */
+    const int n_rows = (item.n_rows - warp + warps - 1) / warps;
+    const int loads = max(n_rows, 0) * members, row_floats = r.o_stride;
+    float *const mine = (float *)ring + warp * DEPTH * row_floats + 4 * lane;
+    const int parts_here = (row_floats - 4 * lane + 127) / 128; /* that this lane has columns of */
+    const float *row_from = first + (int64_t)warp * row_floats + 4 * lane, *from = row_from;
+    float4 total[parts] = {};
+    int load_member = 0, load_at = 0, row = warp, member = 0, at = 0;
+#pragma unroll 1
+    for (int i = 0; i < loads + DEPTH - 1; i++) {
+        if (i < loads) {
+            const uint32_t to = shared_address(mine + load_at);
+#pragma unroll
+            for (int k = 0; k < parts; k++) {
+                if (k < parts_here)
+                    copy16(to + 512 * k, from + 128 * k, true);
+            }
+            load_at = load_at == (DEPTH - 1) * row_floats ? 0 : load_at + row_floats;
+            from += stride;
+            if (++load_member == members) {
+                load_member = 0;
+                from = row_from += warps * row_floats;
+            }
+        }
+        copies_commit();
+        if (i < DEPTH - 1)
+            continue;
+        copies_wait_all_but<DEPTH - 1>();
+        const float w = weights[row * MLAI_DECODE_JOIN + member];
+#pragma unroll
+        for (int k = 0; k < parts; k++) {
+            if (k < parts_here) {
+                const float4 o = *(const float4 *)(mine + at + 128 * k);
+                total[k].x += w * o.x, total[k].y += w * o.y;
+                total[k].z += w * o.z, total[k].w += w * o.w;
+            }
+        }
+        at = at == (DEPTH - 1) * row_floats ? 0 : at + row_floats;
+        if (++member < members)
+            continue;
+        join_row(tail, first, row, is_end, total);
+        member = 0, row += warps;
+    }
+    copies_wait();
+    for (; members == 0 && row < item.n_rows; row += warps)
+        join_row(tail, first, row, true, total);
+}
+
+/* An item has left a partial result: who brings the last of 8 neighbours joins them, the last of 8
+ * such groups those, and so on. Groups of a level count in the first member's counter, or one of
+ * its next ones, which no other level uses. On the way the block takes its next item. */
+template <class Kernel> MLAI_DEVICE void close_split(const Params &p, char *smem, Tail &tail)
+{
+    const Item &item = tail.item;
+    int64_t step = 1;
+    int index = item.split, n = item.n_splits;
+    for (int level = 0; n > 1; level++) {
+        const int group = index / MLAI_DECODE_JOIN;
+        const int members = min(MLAI_DECODE_JOIN, n - group * MLAI_DECODE_JOIN);
+        const int64_t slot = item.slot - item.split + group * MLAI_DECODE_JOIN * step;
+        __syncthreads(); /* orders all threads' part of the result before the arrival */
+        if (threadIdx.x == 0) {
+            __threadfence(); /* orders them before it for other blocks */
+            const uint32_t before = atomicAdd(p.counters + slot + level, 1u);
+            if (level == 0)
+                tail.next = next_item(p);
+            tail.is_last = before == (uint32_t)members - 1;
+            __threadfence(); /* orders the arrivals before the others' results */
+        }
+        __syncthreads(); /* orders the arrival before its use */
+        if (!tail.is_last)
+            return;
+        n = (n + MLAI_DECODE_JOIN - 1) / MLAI_DECODE_JOIN;
+        join_slots<Kernel::DEPTH>(tail, slot, step, members, n == 1, smem,
+                                  Kernel::scratch(p, smem));
+        index = group;
+        step *= MLAI_DECODE_JOIN;
+    }
+}
+
+/* ---- the walk over items --------------------------------------------------------------------- */
+
+/* Runs Kernel::run on items of the launch's window. Where there are counters a block takes its next
+ * item from a queue when it is done with one, else items go round robin. */
+template <class Kernel> MLAI_DEVICE void run_items(const Params &p, char *smem, Tail &tail)
+{
+    const int64_t window_first = p.window * p.window_items;
+    const int64_t window_end = window_first + p.window_items + p.max_splits;
+    if (p.counters)
+        zero_counters(p, tail);
+    if (threadIdx.x == 0) {
+        tail.next = window_first + blockIdx.x;
+        tail.is_ready = false;
+        tail.first[MLAI_DECODE_PLAN_REQUESTS] = 0;
+        tail.results = {p.out,   p.lse,        p.partial,  p.slot_floats, p.block_rows, p.o_stride,
+                        p.heads, p.out_format, p.out_wide, p.n_latent,    p.out_scale};
+    }
+    __syncthreads(); /* orders these before their use */
+    for (int64_t base = 0; base < p.batch; base += MLAI_DECODE_PLAN_REQUESTS) {
+        const int64_t planned = tail.first[MLAI_DECODE_PLAN_REQUESTS];
+        if (planned >= window_end)
+            return;
+        __syncthreads(); /* orders the last chunk's reads before the new plan */
+        plan_chunk(p, tail, base, planned);
+        __syncthreads(); /* orders the plan before its use */
+        while (tail.next < min(tail.first[MLAI_DECODE_PLAN_REQUESTS], window_end)) {
+            const int64_t number = tail.next;
+            __syncthreads(); /* orders the last item's reads before this one's writes */
+            if (threadIdx.x == 0)
+                tail.is_open = open_item(p, tail, base, number, tail.item);
+            __syncthreads(); /* orders the item before its use */
+            if (tail.is_open && tail.item.end_key > 0)
+                Kernel::run(p, tail.item, smem, tail);
+            if (threadIdx.x == 0 && p.counters)
+                await_counters(p, tail);
+            if (tail.is_open && tail.item.n_splits > 1)
+                close_split<Kernel>(p, smem, tail);
+            else if (threadIdx.x == 0)
+                tail.next = p.counters ? next_item(p) : number + gridDim.x;
+            if (tail.is_open && tail.item.end_key == 0)
+                join_slots<Kernel::DEPTH>(tail, 0, 0, 0, true, smem, Kernel::scratch(p, smem));
+            __syncthreads(); /* orders the next number before its use */
         }
     }
 }

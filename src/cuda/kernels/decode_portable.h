@@ -3,13 +3,19 @@
  * device share. Plain C11 and CUDA both read this file. Strides count elements of the operand's
  * format (bytes for ds656 caches and for the cache's byte strides).
  *
- * Keys are cut at fixed absolute positions, whatever the batch, so that a row has the same bits in
- * any company: every 256 keys up to 2048, every 512 up to 32768, every 1024 from there on. Short
- * pieces give a short request enough blocks to run on; long ones keep the partial results few.
+ * A request's keys are cut into pieces by its own length, whatever the batch, so that a row has the
+ * same bits in any company. Short pieces give a short request enough blocks to run on; long ones
+ * keep the partial results few:
  *
- * An item is (request, block of rows, split). Items are numbered request by request, block by
+ *   keys of a piece    256    512      1024
+ *   64-row blocks             to 4096  above     (the longest bound of the request's rows)
+ *   16-row blocks      to 2048 to 32768 above
+ *
+ * An item is (request, block of rows, piece). Items are numbered request by request, block by
  * block, from the lengths on the device; a launch handles the blocks whose first item falls in its
- * window of `window_items`, so that the workspace is bounded whatever the capacity.
+ * window of `window_items`, so that the workspace is bounded whatever the capacity. Partial results
+ * of a block are joined by whoever brings the last one: eight neighbours at a time, then eight of
+ * those, in key order.
  */
 #ifndef MLAI_DECODE_PORTABLE_H
 #define MLAI_DECODE_PORTABLE_H
@@ -26,33 +32,26 @@ enum {
     MLAI_SPLIT_SHORT_KEYS = 256,
     MLAI_SPLIT_MIDDLE_KEYS = 512,
     MLAI_SPLIT_LONG_KEYS = 1024,
-    MLAI_SPLIT_MIDDLE_FROM = 2048,
-    MLAI_SPLIT_LONG_FROM = 32768,
-    MLAI_SPLIT_N_SHORT = MLAI_SPLIT_MIDDLE_FROM / MLAI_SPLIT_SHORT_KEYS,
-    MLAI_SPLIT_N_MIDDLE = (MLAI_SPLIT_LONG_FROM - MLAI_SPLIT_MIDDLE_FROM) / MLAI_SPLIT_MIDDLE_KEYS
+    MLAI_SPLIT_SHORT_TO = 2048, /* blocks of 16 rows */
+    MLAI_SPLIT_MIDDLE_TO = 32768,
+    MLAI_SPLIT_MIDDLE_TO_WIDE = 4096, /* of 64 */
+    MLAI_DECODE_JOIN = 8              /* partial results that are joined at once */
 };
 
-/* Splits that hold keys below `bound`. */
-MLAI_BOTH int64_t mlai_split_count(int64_t bound)
+/* Keys of a piece in a request whose rows see keys below `bound`. */
+MLAI_BOTH int32_t mlai_split_keys(int32_t block_rows, int64_t bound)
 {
-    if (bound <= MLAI_SPLIT_MIDDLE_FROM)
-        return (bound + MLAI_SPLIT_SHORT_KEYS - 1) / MLAI_SPLIT_SHORT_KEYS;
-    if (bound <= MLAI_SPLIT_LONG_FROM)
-        return MLAI_SPLIT_N_SHORT + (bound - MLAI_SPLIT_MIDDLE_FROM + MLAI_SPLIT_MIDDLE_KEYS - 1) /
-                                        MLAI_SPLIT_MIDDLE_KEYS;
-    return MLAI_SPLIT_N_SHORT + MLAI_SPLIT_N_MIDDLE +
-           (bound - MLAI_SPLIT_LONG_FROM + MLAI_SPLIT_LONG_KEYS - 1) / MLAI_SPLIT_LONG_KEYS;
+    if (block_rows > 16)
+        return bound <= MLAI_SPLIT_MIDDLE_TO_WIDE ? MLAI_SPLIT_MIDDLE_KEYS : MLAI_SPLIT_LONG_KEYS;
+    return bound <= MLAI_SPLIT_SHORT_TO    ? MLAI_SPLIT_SHORT_KEYS
+           : bound <= MLAI_SPLIT_MIDDLE_TO ? MLAI_SPLIT_MIDDLE_KEYS
+                                           : MLAI_SPLIT_LONG_KEYS;
 }
 
-/* First key of a split. */
-MLAI_BOTH int64_t mlai_split_first(int64_t split)
+/* Pieces of a block whose rows see keys below `bound`; 1 where they see none. */
+MLAI_BOTH int64_t mlai_split_count(int64_t bound, int32_t keys)
 {
-    if (split <= MLAI_SPLIT_N_SHORT)
-        return split * MLAI_SPLIT_SHORT_KEYS;
-    split -= MLAI_SPLIT_N_SHORT;
-    if (split <= MLAI_SPLIT_N_MIDDLE)
-        return MLAI_SPLIT_MIDDLE_FROM + split * MLAI_SPLIT_MIDDLE_KEYS;
-    return MLAI_SPLIT_LONG_FROM + (split - MLAI_SPLIT_N_MIDDLE) * MLAI_SPLIT_LONG_KEYS;
+    return bound <= keys ? 1 : (bound + keys - 1) / keys;
 }
 
 /* Rows (request, token, head) of an operand: uniform calls have a request stride and tokens of a
@@ -72,8 +71,9 @@ typedef struct mlai_decode_portable_params {
     int64_t table_stride, seqlens_stride, global_stride, cu_stride, mask_stride;
     int64_t position_first, position_stride; /* of keys, with has_positions */
     float *partial;                          /* slots of slot_floats, 16-byte aligned */
-    int64_t *first_items;                    /* [batch], written by the first launch */
-    int64_t slot_floats;
+    uint32_t *counters; /* of arrivals, one a slot, and the queue; null: no row has two */
+    uint32_t *barrier;  /* of the grid: arrivals, generation; in the workspace's head */
+    int64_t slot_floats, n_slots;
     int64_t batch, tokens;
     int64_t window, window_items; /* the launch's number, and items of a launch */
     int64_t max_splits;
@@ -84,15 +84,15 @@ typedef struct mlai_decode_portable_params {
     int32_t n_latent, n_rope; /* R, P */
     int32_t q_format, kv_format, out_format;
     int32_t is_causal, has_offset, seqlen_offset, has_positions;
-    int32_t o_stride;             /* floats of a partial row */
-    int32_t latent_pad, rope_pad; /* R and P in shared memory, zeros beyond */
-    int32_t row_stride;           /* values of a row there, zeros past P */
-    int32_t stages;               /* tiles in shared memory */
-    int32_t q_wide, kv_wide;      /* 16-byte accesses are aligned */
-    int32_t out_wide;             /* likewise for out */
-    float scale;                  /* softmax_scale * k_scale */
-    float logit_cap;
-    float out_scale; /* k_scale */
+    int32_t o_stride;              /* floats of a partial row */
+    int32_t latent_pad, rope_pad;  /* R and P in shared memory, zeros beyond */
+    int32_t row_stride;            /* values of a row there, zeros past P */
+    int32_t stages;                /* tiles in shared memory */
+    int32_t q_wide, kv_wide;       /* 16-byte accesses are aligned */
+    int32_t out_wide;              /* likewise for out */
+    float scale;                   /* softmax_scale * k_scale */
+    float logit_cap, scale_by_cap; /* scale / logit_cap, with a cap */
+    float out_scale;               /* k_scale */
 } mlai_decode_portable_params;
 
 enum {
@@ -111,8 +111,7 @@ enum {
     /* X [4][16][40] f32, P [4][16][40] 16-bit, scales [2][4][32] f32 */
     MLAI_DECODE_NARROW_SCRATCH_BYTES = 4 * 16 * 40 * 4 + 4 * 16 * 40 * 2 + 2 * 4 * 32 * 4,
     MLAI_DECODE_WIDE_SCRATCH_BYTES = 64 * 64 * 2,
-    MLAI_DECODE_F32_SCRATCH_BYTES = 16 * 16 * 4,
-    MLAI_DECODE_MERGE_THREADS = 128
+    MLAI_DECODE_F32_SCRATCH_BYTES = 16 * 16 * 4
 };
 
 #endif

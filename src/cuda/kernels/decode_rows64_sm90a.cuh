@@ -3,10 +3,16 @@
  *
  * Block n belongs to warpgroup n % 2, which computes its S [64 x 64 keys] and P; both add P V for
  * their 256 columns, the owner with P still in registers, the other from shared memory (over the
- * block's rope columns). While one is in its softmax, the other keeps the tensor cores busy.
+ * block's rope columns). The tensor cores get, in this order, wo is the owner of n and we the
+ * other:
  *
- *   owner      S(n) = Q K(n) | softmax, P(n) out ---p_full--> | O += P(n) V(n)
- *   the other     O += P(n-1) V(n-1), its own                 | O += P(n) V(n) | S(n+1) ...
+ *   wo   S(n)        | softmax, P(n) out                        .. P(n) V(n) | P(n+1) V(n+1) S(n+2)
+ *   we     softmax(n-1) .. P(n-1) V(n-1) | P(n) V(n)  S(n+1)    |  softmax, P(n+1) out  ..
+ *                                           (BAR_SCORED) -------^
+ *
+ * The owner's product waits until the next block's scores are under way: it is what runs during
+ * their softmax. So the other's columns and the rope columns are free first (part 0), those of the
+ * owner later (part 1), and S takes them in that order when the next block has come.
  *
  * Both follow one sequence of reference maxima: each P comes with the reference it was taken
  * against. f32 sums, each warpgroup those of its own blocks; P rounded to the cache's format.
@@ -80,7 +86,9 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
         } else {
             mlai_mbar_wait(mlai_smem_u32(&s.q_full), piece % 2);
         }
-        const int32_t len = visible_keys(p, w.now, w.now.q_len - 1);
+        const auto live_keys = [&](int32_t block) {
+            return visible_keys(p, w.now, w.now.q_len - 1) - block * KEYS;
+        };
         const int32_t shortest = visible_keys(p, w.now, divide(p.by_heads, out.first_row));
         float o[2][64];
 #pragma unroll
@@ -114,31 +122,37 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
                            p_smem = base + 8 * CHUNK_BYTES;
             const uint64_t v = mlai_wgmma_descriptor(base + half * 4 * CHUNK_BYTES, CHUNK_BYTES,
                                                      1024, MLAI_SWIZZLE_128);
-#pragma unroll
-            for (int i = 0; i < CHUNKS; i++) {
-                constexpr int ORDER[CHUNKS] = {0, 1, 4, 5, 2, 3, 6, 7, 8};
-                if (i % 4 == 0) {
-                    mlai_mbar_wait(mlai_smem_u32(&s.full[stage][i / 4]), parity);
-                    mlai_wgmma_fence();
-                }
-                const int c = ORDER[i];
-                const uint64_t q = mlai_wgmma_descriptor(q_smem, 0, 1024, MLAI_SWIZZLE_128) +
-                                   c * (ROWS * 128 >> 4);
-                const uint64_t k =
-                    mlai_wgmma_descriptor(base, 0, 1024, MLAI_SWIZZLE_128) + c * (CHUNK_BYTES >> 4);
+            const uint64_t q = mlai_wgmma_descriptor(q_smem, 0, 1024, MLAI_SWIZZLE_128),
+                           k = mlai_wgmma_descriptor(base, 0, 1024, MLAI_SWIZZLE_128);
+            const auto scores_of = [&](uint32_t chunk, bool is_first) {
+                const uint64_t a = q + chunk * (ROWS * 128 >> 4),
+                               b = k + chunk * (CHUNK_BYTES >> 4);
 #pragma unroll
                 for (int kk = 0; kk < 4; kk++) {
-                    mma<Format, KEYS, 0, 0>(d, q + 2 * kk, k + 2 * kk, i > 0 || kk > 0);
+                    mma<Format, KEYS, 0, 0>(d, a + 2 * kk, b + 2 * kk, !is_first || kk > 0);
                 }
-                if (i % 4 == 3 || i == CHUNKS - 1) {
-                    mlai_wgmma_commit();
-                }
-                if (i == 3 && block > w.block_begin) {
-                    mlai_wgmma_wait<2>();
-                    release(s, stage ^ 1, 0); /* half of the product of the block before is done */
-                    mlai_wgmma_wait<1>();
-                    release(s, stage ^ 1, 1);
-                }
+            };
+            mlai_mbar_wait(mlai_smem_u32(&s.full[stage][0]), parity);
+            mlai_wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                scores_of((half ^ 1) * 4 + i, i == 0);
+            }
+            scores_of(8, false);
+            mlai_wgmma_commit();
+            if (block > w.block_begin) {
+                mlai_wgmma_wait<1>();
+                release(s, stage ^ 1, 0); /* the product of the block before is done */
+            }
+            mlai_mbar_wait(mlai_smem_u32(&s.full[stage][1]), parity);
+            mlai_wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                scores_of(half * 4 + i, false);
+            }
+            mlai_wgmma_commit();
+            if (block > w.block_begin) {
+                mlai_bar_arrive(BAR_SCORED + n % 2, 256); /* the other's own product may follow */
             }
             mlai_wgmma_wait<0>();
             mlai_wgmma_fence_operand(d);
@@ -185,33 +199,44 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
             }
             const float shift[2] = {finite_or_0(reference[0]), finite_or_0(reference[1])};
             uint32_t probs[KEYS / 4];
+            /* By halves of the keys: the other's product of the first one runs during the second.
+             */
 #pragma unroll
-            for (int i = 0; i < KEYS / 2; i += 2) {
-                const int r = i / 2 % 2;
-                x[i] = mlai_exp2(fmaf(x[i], factor, -shift[r]));
-                x[i + 1] = mlai_exp2(fmaf(x[i + 1], factor, -shift[r]));
-                sum[r] += x[i] + x[i + 1];
-                probs[i / 2] = pack<Format>(x[i], x[i + 1]);
-            }
-            /* orders every warp's S before P over the rope columns */
-            mlai_bar_sync(BAR_VALUES_HALF + half, 128);
+            for (int h = 0; h < 2; h++) {
 #pragma unroll
-            for (int i = 0; i < KEYS / 8; i += 2) {
-                /* 8x8 matrices: rows 16 warp + {0, 8}, keys 8 i and 8 i + 8 */
-                const int32_t row = warp * 16 + lane % 16, part = i + lane / 16;
-                mlai_stmatrix_x4(p_smem + row * 128 + ((part ^ (row & 7)) << 4), probs[2 * i],
-                                 probs[2 * i + 1], probs[2 * i + 2], probs[2 * i + 3]);
+                for (int j = 0; j < KEYS / 4; j += 2) {
+                    const int i = h * (KEYS / 4) + j, r = i / 2 % 2;
+                    x[i] = mlai_exp2(fmaf(x[i], factor, -shift[r]));
+                    x[i + 1] = mlai_exp2(fmaf(x[i + 1], factor, -shift[r]));
+                    sum[r] += x[i] + x[i + 1];
+                    probs[i / 2] = pack<Format>(x[i], x[i + 1]);
+                }
+                if (h == 0) {
+                    /* orders every warp's S before P over the rope columns */
+                    mlai_bar_sync(BAR_VALUES_HALF + half, 128);
+                    if (lane % 4 == 0) {
+                        s.reference[stage][row0] = reference[0];
+                        s.reference[stage][row0 + 8] = reference[1];
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < KEYS / 16; j += 2) {
+                    /* 8x8 matrices: rows 16 warp + {0, 8}, keys 8 i and 8 i + 8 */
+                    const int i = h * (KEYS / 16) + j;
+                    const int32_t row = warp * 16 + lane % 16, part = i + lane / 16;
+                    mlai_stmatrix_x4(p_smem + row * 128 + ((part ^ (row & 7)) << 4), probs[2 * i],
+                                     probs[2 * i + 1], probs[2 * i + 2], probs[2 * i + 3]);
+                }
+                mlai_fence_proxy_async_shared(); /* orders P before wgmma's reads */
+                __syncwarp(); /* orders the warp's P and references before its arrival */
+                if (lane == 0) {
+                    mlai_mbar_arrive(mlai_smem_u32(h == 0 ? &s.p_full[stage] : &s.p_late[stage]));
+                }
             }
-            if (lane % 4 == 0) {
-                s.reference[stage][row0] = reference[0];
-                s.reference[stage][row0 + 8] = reference[1];
+            clear_dead_rows(base, half, live_keys(block));
+            if (block + w.step() < w.block_end) {
+                mlai_bar_sync(BAR_SCORED + (n + 1) % 2, 256); /* after the next block's scores */
             }
-            mlai_fence_proxy_async_shared(); /* orders P before wgmma's reads */
-            __syncwarp(); /* orders the warp's P and references before its arrival */
-            if (lane == 0) {
-                mlai_mbar_arrive(mlai_smem_u32(&s.p_full[stage]));
-            }
-            clear_dead_rows(base, half, len - block * KEYS);
             mlai_wgmma_fence_operand(o[0]);
             mlai_wgmma_fence_operand(o[1]);
             mlai_wgmma_fence();
@@ -223,8 +248,8 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
                                            probs[4 * kk + 3]};
                     mma_rs<Format, 128, 1>(o[t], a, v + t * (2 * CHUNK_BYTES >> 4) + kk * 128, 1);
                 }
-                mlai_wgmma_commit();
             }
+            mlai_wgmma_commit();
             block += w.step();
             n++;
         };
@@ -234,10 +259,6 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
                            p_smem = base + 8 * CHUNK_BYTES;
             const uint64_t v = mlai_wgmma_descriptor(base + half * 4 * CHUNK_BYTES, CHUNK_BYTES,
                                                      1024, MLAI_SWIZZLE_128);
-            if (block > w.block_begin) {
-                mlai_wgmma_wait<1>();
-                release(s, stage ^ 1, 0);
-            }
             mlai_wgmma_wait<0>();
             mlai_wgmma_fence_operand(o[0]);
             mlai_wgmma_fence_operand(o[1]);
@@ -249,17 +270,24 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
             if (__any_sync(0xffffffffu, to0 != reference[0] || to1 != reference[1])) {
                 rescale(to0, to1);
             }
-            clear_dead_rows(base, half, len - block * KEYS);
+            clear_dead_rows(base, half, live_keys(block));
             const uint64_t probs = mlai_wgmma_descriptor(p_smem, 0, 1024, MLAI_SWIZZLE_128);
             mlai_wgmma_fence_operand(o[0]);
             mlai_wgmma_fence_operand(o[1]);
-            mlai_wgmma_fence();
 #pragma unroll
-            for (int t = 0; t < 2; t++) {
+            for (int h = 0; h < 2; h++) {
+                if (h == 1) {
+                    mlai_mbar_wait(mlai_smem_u32(&s.p_late[stage]), parity);
+                }
+                mlai_wgmma_fence();
 #pragma unroll
-                for (int kk = 0; kk < 4; kk++) {
-                    mma<Format, 128, 0, 1>(o[t], probs + 2 * kk,
-                                           v + t * (2 * CHUNK_BYTES >> 4) + kk * 128, 1);
+                for (int t = 0; t < 2; t++) {
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        const int kk = 2 * h + j;
+                        mma<Format, 128, 0, 1>(o[t], probs + 2 * kk,
+                                               v + t * (2 * CHUNK_BYTES >> 4) + kk * 128, 1);
+                    }
                 }
                 mlai_wgmma_commit();
             }
@@ -281,8 +309,7 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
         mlai_wgmma_wait<0>();
         mlai_wgmma_fence_operand(o[0]);
         mlai_wgmma_fence_operand(o[1]);
-        release(s, (n + 1) % STAGES, 0);
-        release(s, (n + 1) % STAGES, 1);
+        release(s, (n + 1) % STAGES, (n + 1) % STAGES == half);
         /* Each warpgroup summed its own blocks. */
         float(&sums)[2][64] = s.row_sum[piece % 2];
 #pragma unroll
@@ -304,17 +331,12 @@ MLAI_DEV void tiles_of_64(const params &p, tail &s, uint32_t ring, uint32_t q_sm
             const float all = sums[0][row0 + 8 * i] + sums[1][row0 + 8 * i];
             scale[i] = all > 0.0f ? mlai_rcp(all) : 0.0f;
         }
-#pragma unroll
-        for (int i = 0; i < 64; i++) {
-            o[0][i] *= scale[i / 2 % 2];
-            o[1][i] *= scale[i / 2 % 2];
-        }
         float my_lse2 = NEG_INF;
         if (thread256 < ROWS) {
             const float all = sums[0][thread256] + sums[1][thread256];
             my_lse2 = all > 0.0f ? s.lse2[piece % 2][thread256] + mlai_log2(all) : NEG_INF;
         }
-        finish_piece_64<Format>(p, s, w, out, o, my_lse2);
+        finish_piece_64<Format>(p, s, w, out, o, scale, my_lse2);
         piece++;
     }
 }

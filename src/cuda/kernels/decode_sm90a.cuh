@@ -90,8 +90,9 @@ template <int Format, int Rows, int Load> MLAI_DEV void decode(const params &p)
                 mlai_mbar_init(mlai_smem_u32(&s.full[i][g]), Load == LOAD_GATHER ? 128 : 1);
             }
             mlai_mbar_init(mlai_smem_u32(&s.p_full[i]), 4);
-            mlai_mbar_init(mlai_smem_u32(&s.empty[i][0]), 8);
-            mlai_mbar_init(mlai_smem_u32(&s.empty[i][1]), 8);
+            mlai_mbar_init(mlai_smem_u32(&s.p_late[i]), 4);
+            mlai_mbar_init(mlai_smem_u32(&s.empty[i][0]), Rows < 64 ? 8 : 4);
+            mlai_mbar_init(mlai_smem_u32(&s.empty[i][1]), Rows < 64 ? 8 : 4);
         }
         mlai_mbar_init(mlai_smem_u32(&s.q_full), 96);
         mlai_mbar_init(mlai_smem_u32(&s.q_empty), 8);
@@ -148,11 +149,9 @@ template <int Format, int Rows, int Load> MLAI_DEV void decode(const params &p)
 #define MLAI_DECODE_KERNELS(stem, format)                                                          \
     MLAI_DECODE_KERNEL(stem##_r8, format, 8, mlai_decode::LOAD_TENSOR)                             \
     MLAI_DECODE_KERNEL(stem##_r16, format, 16, mlai_decode::LOAD_TENSOR)                           \
-    MLAI_DECODE_KERNEL(stem##_r32, format, 32, mlai_decode::LOAD_TENSOR)                           \
     MLAI_DECODE_KERNEL(stem##_r64, format, 64, mlai_decode::LOAD_TENSOR)                           \
     MLAI_DECODE_KERNEL(stem##_r8_gather, format, 8, mlai_decode::LOAD_GATHER)                      \
     MLAI_DECODE_KERNEL(stem##_r16_gather, format, 16, mlai_decode::LOAD_GATHER)                    \
-    MLAI_DECODE_KERNEL(stem##_r32_gather, format, 32, mlai_decode::LOAD_GATHER)                    \
     MLAI_DECODE_KERNEL(stem##_r64_gather, format, 64, mlai_decode::LOAD_GATHER)                    \
     MLAI_DECODE_CLUSTER_KERNEL(stem##_cluster_r8, format, 8, mlai_decode::LOAD_TENSOR)             \
     MLAI_DECODE_CLUSTER_KERNEL(stem##_cluster_r16, format, 16, mlai_decode::LOAD_TENSOR)           \

@@ -2,7 +2,7 @@
  * What the host tells the Hopper decode kernels: one parameter struct, passed by value, and the
  * figures of a launch. Plain C11 and CUDA both read this file.
  *
- *   decode_{bf16,f16}_sm90a_r{8,16,32,64}   pages of 8, 16, 32 or a multiple of 64 rows
+ *   decode_{bf16,f16}_sm90a_r{8,16,64}      pages of 8, 16, 32 or a multiple of 64 rows
  *   ..._gather                              any page size
  *   ..._cluster_r{8,16}[_gather]            few row tiles (decode_cluster_sm90a.cuh)
  *
@@ -80,12 +80,14 @@ typedef struct mlai_decode_sm90a_params {
     int32_t causal;          /* 0: every query token sees all seqlens keys */
     int32_t explicit_offset; /* 0: token j sees seqlens + 1 - q_len + j; 1: seqlens + offset + j */
     int32_t seqlen_offset;
-    /* Cluster kernels: row tiles of a request, by the longest q_len; clusters a tile when all get
-     * as many; dividers by that number of tiles and by the CTAs of a cluster. */
+    /* Cluster kernels: row tiles of a request, by the longest q_len; clusters a tile where all get
+     * as many, 0: dealt out by the lengths; dividers by that number of tiles and by the CTAs of a
+     * cluster. Several requests get 0 or 1. */
     int32_t request_tiles;
     int32_t even_clusters;
     mlai_decode_sm90a_divisor by_request_tiles;
     mlai_decode_sm90a_divisor by_cluster;
+    mlai_decode_sm90a_divisor by_stretches; /* stretches of a launch: grid / share */
     int32_t share; /* how many neighbouring CTAs work on as many row tiles of one request at a time,
                     * so that its keys come from memory once; 1 to grid */
     int32_t item_cost; /* what starting and ending a row tile costs, in blocks of 64 keys; >= 1 */
@@ -112,12 +114,12 @@ enum {
 static inline int32_t mlai_decode_sm90a_rows(int32_t batch, int64_t request_rows,
                                              int64_t capacity_keys, int32_t sms)
 {
-    if (request_rows <= 32) {
-        return request_rows <= 8 ? 8 : request_rows <= 16 ? 16 : 32;
+    if (request_rows <= 16) {
+        return request_rows <= 8 ? 8 : 16;
     }
     const int64_t blocks = (int64_t)batch * ((request_rows + 63) / 64) *
                            ((capacity_keys + MLAI_DECODE_SM90A_KEYS - 1) / MLAI_DECODE_SM90A_KEYS);
-    return 2 * blocks < sms ? 16 : blocks < 4 * (int64_t)sms ? 32 : 64;
+    return 2 * blocks < sms ? 16 : 64;
 }
 
 static inline int32_t mlai_decode_sm90a_share(int64_t request_rows, int32_t rows)
@@ -131,12 +133,13 @@ static inline int32_t mlai_decode_sm90a_item_cost(int32_t rows)
     return rows < 64 ? 1 : 2;
 }
 
-/* Cluster kernels, tiles of 8 and 16 rows: two K blocks, Q, the tail, a slice of O from each CTA.
- */
+/* Cluster kernels, tiles of 8 and 16 rows: two K blocks, Q, the tail, and from each CTA up to
+ * ceil(16 / cluster) units of 32 columns of O in f16. */
 #define MLAI_DECODE_SM90A_MAX_CLUSTER 16
-#define MLAI_DECODE_SM90A_CLUSTER_TAIL_BYTES 10240
-#define MLAI_DECODE_SM90A_CLUSTER_SMEM_BYTES(rows)                                                 \
-    (2 * 64 * 576 * 2 + (rows)*576 * 2 + MLAI_DECODE_SM90A_CLUSTER_TAIL_BYTES + (rows)*2048 + 1024)
+#define MLAI_DECODE_SM90A_CLUSTER_TAIL_BYTES 12288
+#define MLAI_DECODE_SM90A_CLUSTER_SMEM_BYTES(rows, cluster)                                        \
+    (2 * 64 * 576 * 2 + (rows)*576 * 2 + MLAI_DECODE_SM90A_CLUSTER_TAIL_BYTES +                    \
+     (cluster) * ((15 + (cluster)) / (cluster)) * (rows)*64 + 1024)
 
 #define MLAI_DECODE_SM90A_THREADS(rows) ((rows) < 64 ? 512 : 384)
 

@@ -143,26 +143,26 @@ MLAI_DEVICE uint32_t chunk_at(int row, int chunk, int row_bytes)
 }
 
 /* The A operand (rows x k, row-major): lane's row and chunk for 16 rows and k step `step`. */
-MLAI_DEVICE uint32_t a_address(uint32_t tile, int first_row, int step, int row_bytes)
+MLAI_DEVICE uint32_t a_address(uint32_t tile, int first_row, int step, int row_bytes,
+                               int lane = threadIdx.x % 32)
 {
-    const int lane = threadIdx.x % 32;
     return tile + chunk_at(first_row + lane % 16, 2 * step + lane / 16, row_bytes);
 }
 
 /* The B operand stored as columns x k (keys x dims): 16 columns, k step `step`; registers 0, 1 are
  * the first 8 columns, 2, 3 the others. */
-MLAI_DEVICE uint32_t b_address(uint32_t tile, int first_column, int step, int row_bytes)
+MLAI_DEVICE uint32_t b_address(uint32_t tile, int first_column, int step, int row_bytes,
+                               int lane = threadIdx.x % 32)
 {
-    const int lane = threadIdx.x % 32;
     return tile +
            chunk_at(first_column + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2, row_bytes);
 }
 
 /* The B operand stored as k x columns (keys x values), for ldmatrix_transposed: k step `step`, 16
  * columns from chunk 2 * pair; registers 0, 1 are the first 8 columns, 2, 3 the others. */
-MLAI_DEVICE uint32_t v_address(uint32_t tile, int step, int pair, int row_bytes)
+MLAI_DEVICE uint32_t v_address(uint32_t tile, int step, int pair, int row_bytes,
+                               int lane = threadIdx.x % 32)
 {
-    const int lane = threadIdx.x % 32;
     return tile + chunk_at(16 * step + lane % 16, 2 * pair + lane / 16, row_bytes);
 }
 
