@@ -5,11 +5,12 @@
  *
  * Rows of a block are query tokens times the G heads that share a key head, token-major, so bounds
  * do not fall along a block; a block's units end at its last row's bound and groups of rows inside
- * the kernel end at their own. Items (request, key head, block) are drawn from one counter, the
- * longest first: requests by their key length, blocks from the last to the first, of all heads
- * together or, where there are many, of one head after the other.
+ * the kernel end at their own. Items (request, key head, blocks) are drawn from one counter, the
+ * longest first: requests by their key length, blocks from the last to the first, one of all heads
+ * together or, where there are many, several of one head after the other. Then a task packs a unit
+ * of keys and values when it first comes to it, for all its blocks of that head.
  *
- * Workspace: order and first item of each request | per task: mlai_block_memory.
+ * Workspace: order and first item of each request | per task: mlai_block_memory, packed units.
  * Cumulative lengths are trusted: src/ops has checked them.
  */
 #include "cpu/attention_block.h"

@@ -214,7 +214,8 @@ static inline void mlai_stage_empty(mlai_stage *stage)
 /* Where to make the row that belongs to `row`. */
 static inline mlai_cache_row mlai_stage_row(mlai_stage *stage, mlai_cache_row row)
 {
-    if (stage->n_bytes == MLAI_STAGE_BYTES || row.latent != stage->to + stage->n_bytes) {
+    if (stage->n_bytes == 0 || stage->n_bytes == MLAI_STAGE_BYTES ||
+        row.latent != stage->to + stage->n_bytes) {
         mlai_stage_empty(stage);
         stage->to = row.latent;
     }

@@ -14,10 +14,7 @@
 #include "cpu/kernels/dot_unit.h"
 #include "cpu/kernels/row_feed.h"
 
-enum {
-    STEP_PAIRS = 4, /* pairs of keys between two askings for memory */
-    O_ROWS = 6
-};
+enum { O_ROWS = 6 };
 
 /* Columns column..column + width - 1 of pairs of key rows first..end-1 into a panel. */
 static void interleave_panel(uint32_t *panel, const void *const *values, int32_t first, int32_t end,
@@ -45,6 +42,12 @@ static void interleave_values(const mlai_unit *u, const scratch *s, const void *
             interleave_panel(s->panels + column * PAIRS, values, pair, pair + 1, column, width);
         }
     }
+}
+
+/* Pairs of keys between two askings for memory: for half a row or so at a time. */
+MLAI_INLINE int32_t step_pairs(int32_t n_vecs)
+{
+    return n_vecs == PANEL_VECS ? 4 : 16;
 }
 
 /* acc += p x values of `count` pairs of keys, from `pair` on; see value_tile. */
@@ -113,9 +116,10 @@ MLAI_INLINE void value_tile(const int32_t n_rows, const int32_t n_vecs, const bo
     }
     int32_t pair = 0;
     if (!has_panel) {
-        for (; pair + STEP_PAIRS <= n_pairs; pair += STEP_PAIRS) {
+        const int32_t step = step_pairs(n_vecs);
+        for (; pair + step <= n_pairs; pair += step) {
             feed_step(ahead);
-            value_pairs(STEP_PAIRS, n_rows, n_vecs, has_panel, has_rows, acc, panel, values, from,
+            value_pairs(step, n_rows, n_vecs, has_panel, has_rows, acc, panel, values, from,
                         is_high, p, pair);
         }
     }
@@ -207,7 +211,7 @@ static void values_direct(const mlai_unit *u, const scratch *s, const void *cons
     int64_t columns = padded(u->shape->value_dims);
     int32_t n_pairs = pairs_seen(u, 0, u->n_rows);
     int32_t n_vecs = u->n_rows <= 4 ? 4 : u->n_rows <= 8 ? 2 : 1;
-    int64_t steps = columns / (n_vecs * V_LANES) * ((n_pairs + STEP_PAIRS - 1) / STEP_PAIRS);
+    int64_t steps = columns / (n_vecs * V_LANES) * mlai_ceil_div(n_pairs, step_pairs(n_vecs));
     feed ahead = start_feed(u, 1, 2, steps);
     for (int64_t column = 0; column < columns;) {
         const uint32_t *p = p_of_column(u, s, column);
