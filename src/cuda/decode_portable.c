@@ -165,12 +165,25 @@ static uint64_t counters_bytes(int64_t slots)
     return slots > 0 ? mlai_align_up((uint64_t)(slots + 1) * sizeof(uint32_t), 256) : 0;
 }
 
-uint64_t mlai_cuda_decode_bytes(const mla_problem *problem, const mla_exec *exec)
+static uint64_t bytes_of(const mla_problem *problem, const mlai_cuda_device *device)
 {
-    const decode_plan plan = plan_of(problem, exec);
+    const mla_exec exec = {.struct_size = sizeof exec, .device = (void *)(uintptr_t)device};
+    const decode_plan plan = plan_of(problem, &exec);
     const int64_t slots = slots_of(problem, &plan);
     return MLA_CUDA_WORKSPACE_HEAD_BYTES + counters_bytes(slots) +
            (uint64_t)slots * (uint64_t)plan.slot_floats * sizeof(float);
+}
+
+/* Calls of fewer tokens a request may go to the narrow kernel, whose pieces are shorter. */
+uint64_t mlai_cuda_decode_bytes(const mla_problem *problem, const mla_exec *exec)
+{
+    const uint64_t own = bytes_of(problem, exec->device);
+    mla_problem fewer = *problem;
+    fewer.max_q_len = MLAI_DECODE_NARROW_ROWS / mlai_max_i64(problem->num_heads, 1);
+    if (problem->is_ragged || fewer.max_q_len < 1 || fewer.max_q_len >= problem->max_q_len)
+        return own;
+    const uint64_t narrow = bytes_of(&fewer, exec->device);
+    return own > narrow ? own : narrow;
 }
 
 int32_t mlai_cuda_decode_accepts(const mla_problem *problem, char *why, uint64_t why_bytes)

@@ -236,6 +236,52 @@ static void test_decode_portable(void **state)
     assert_string_equal(line_of("launch", 1), "");
 }
 
+static uint64_t bytes_of(decode_case c, int64_t batch, int64_t q_len, int64_t kv_len,
+                         const char *solution)
+{
+    mla_problem problem = MLA_PROBLEM_INIT;
+    mla_diag diag = {{0}};
+    uint64_t bytes = 0;
+    const mla_decode_params p = decode_of(c);
+    if (mla_decode_problem(&p, &problem, &diag) != MLA_OK)
+        fail_msg("%s", diag.text);
+    problem.batch = batch;
+    problem.max_q_len = q_len;
+    problem.tokens = batch * q_len;
+    problem.max_kv_len = kv_len;
+    if (mla_workspace_bytes(context, &problem, solution, &bytes, &diag) != MLA_OK)
+        fail_msg("%s", diag.text);
+    return bytes;
+}
+
+/* A workspace for a capacity fits every smaller call, whichever kernel that takes. */
+static void test_decode_workspace_never_falls(void **state)
+{
+    (void)state;
+    static const char *const families[] = {"cuda", "sm90a", NULL};
+    static const int64_t heads[] = {1, 5, 8, 16, 20, 64, 128};
+    static const int64_t lengths[] = {1, 256, 257, 512, 513, 2048, 2049, 8192, 8193, 131072};
+    static const int64_t batches[] = {1, 2, 16, 65, 300};
+    for (int32_t f = 0; f < 3; f++)
+        for (int32_t h = 0; h < 7; h++) {
+            const decode_case c = {MLA_FORMAT_BF16, 2, 2, heads[h], 64, 4000, 64};
+            for (int32_t b = 0; b < 5; b++)
+                for (int32_t k = 0; k < 10; k++)
+                    for (int64_t q = 1; q <= 20; q++) {
+                        const uint64_t bytes = bytes_of(c, batches[b], q, lengths[k], families[f]);
+                        if (q > 1)
+                            assert_true(bytes_of(c, batches[b], q - 1, lengths[k], families[f]) <=
+                                        bytes);
+                        if (k > 0)
+                            assert_true(bytes_of(c, batches[b], q, lengths[k - 1], families[f]) <=
+                                        bytes);
+                        if (b > 0)
+                            assert_true(bytes_of(c, batches[b - 1], q, lengths[k], families[f]) <=
+                                        bytes);
+                    }
+        }
+}
+
 static void test_decode_without_pages(void **state)
 {
     (void)state;
@@ -433,12 +479,19 @@ static int close_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode_pages),     cmocka_unit_test(test_decode_formats),
-        cmocka_unit_test(test_decode_portable),  cmocka_unit_test(test_decode_without_pages),
-        cmocka_unit_test(test_decode_clusters),  cmocka_unit_test(test_decode_byte_caches),
-        cmocka_unit_test(test_looked_up_once),   cmocka_unit_test(test_decode_refusals),
-        cmocka_unit_test(test_decode_too_large), cmocka_unit_test(test_prefill_kernels),
-        cmocka_unit_test(test_prefill_maps),     cmocka_unit_test(test_prefill_refusals),
+        cmocka_unit_test(test_decode_pages),
+        cmocka_unit_test(test_decode_formats),
+        cmocka_unit_test(test_decode_portable),
+        cmocka_unit_test(test_decode_workspace_never_falls),
+        cmocka_unit_test(test_decode_without_pages),
+        cmocka_unit_test(test_decode_clusters),
+        cmocka_unit_test(test_decode_byte_caches),
+        cmocka_unit_test(test_looked_up_once),
+        cmocka_unit_test(test_decode_refusals),
+        cmocka_unit_test(test_decode_too_large),
+        cmocka_unit_test(test_prefill_kernels),
+        cmocka_unit_test(test_prefill_maps),
+        cmocka_unit_test(test_prefill_refusals),
         cmocka_unit_test(test_validate),
     };
     return cmocka_run_group_tests_name("launch", tests, open_context, close_context);
