@@ -13,11 +13,12 @@
  * with this block's p v and its softmax, and the next tile's first q k^T with this tile's last p v,
  * so that a tile has no start-up of its own. The drawing is in docs/kernels/prefill_bf16_sm90a.md.
  *
- * Shared memory (208 KiB)                      Barriers
+ * Shared memory (225 KiB)                      Barriers
  *   q       2 x [3][64][64], one a warpgroup   q_full, q_free, record [warpgroup]
  *   k ring  2 x [3][128][64]                   k_full, k_free [2]  freed by the 8 computing warps
  *   v ring  2 x [2][128][64]                   v_full, v_free [2]
- *   records 2 x 32 bytes, a warpgroup's tile   tile_told, tile_asked: search <-> load
+ *   out     8 x 2 KiB, one a computing warp    tile_told, tile_asked: search <-> load
+ *   records 4 x 2 x 32 bytes, a warpgroup's last tiles
  *   tile    32 bytes, the search's last find
  * Called by the prefill launcher of src/cuda.
  */
@@ -33,8 +34,11 @@ constexpr uint32_t kKBytes = kKeys * MLAI_PREFILL_SM90A_QK_DIM * 2;
 constexpr uint32_t kVBytes = kKeys * MLAI_PREFILL_SM90A_V_DIM * 2;
 constexpr uint32_t kKAt = 2 * kQBytes;
 constexpr uint32_t kVAt = kKAt + kStages * kKBytes;
-constexpr uint32_t kRecordsAt = kVAt + kStages * kVBytes;
-constexpr uint32_t kTileAt = kRecordsAt + 64;
+constexpr uint32_t kOutAt = kVAt + kStages * kVBytes; /* 2 KiB a computing warp */
+/* A tile's record outlives it: its output is stored when two more may have been written. */
+constexpr uint32_t kRecords = 4;
+constexpr uint32_t kRecordsAt = kOutAt + 8 * 2048;
+constexpr uint32_t kTileAt = kRecordsAt + kRecords * 64;
 constexpr uint32_t kBarriersAt = kTileAt + 32;
 constexpr int kWarpsOfGroup = 4;
 constexpr int kHeld = 6;     /* of the 12 steps along q's columns, those kept in registers */
@@ -56,6 +60,12 @@ enum barrier_of {
 MLAI_DEV uint32_t barrier_at(uint32_t smem, int which, uint32_t i)
 {
     return smem + kBarriersAt + 8u * ((uint32_t)which + i);
+}
+
+/* The record of warpgroup w's tile number `tiles`. */
+MLAI_DEV uint32_t record_at(uint32_t smem, int w, uint32_t tiles)
+{
+    return smem + kRecordsAt + 64u * (tiles % kRecords) + 32u * (uint32_t)w;
 }
 
 /* A place in a ring of kStages: the count of blocks that went by. */
@@ -266,9 +276,9 @@ MLAI_DEV void load_q(const mlai_prefill_sm90a_params &params, uint32_t smem, rin
          * before the new ones. */
         mlai_mbar_wait(barrier_at(smem, Q_FREE, w), (ring.tiles & 1u) ^ 1u);
         const int live = min(max(t.rows - w * kGroupRows, 0), kGroupRows);
-        const uint32_t at = smem + kRecordsAt + 32u * w;
-        store_shared(at, max(t.blocks, 0), t.q_row + w * kGroupRows, live, t.head);
-        store_shared(at + 16, t.bound + w * kGroupRows, t.kv_len, 0, 0);
+        const uint32_t at = record_at(smem, w, ring.tiles);
+        store_shared(at, max(t.blocks, 0), t.bound + w * kGroupRows, t.kv_len, 0);
+        store_shared(at + 16, t.q_row + w * kGroupRows, live, t.head, 0);
         mlai_mbar_arrive(barrier_at(smem, RECORD, w)); /* orders the record before its reading */
         if (live > 0) {
             mlai_mbar_arrive_expect_tx(full, kQBytes);
@@ -321,30 +331,43 @@ MLAI_DEV void load(const mlai_prefill_sm90a_params &params, uint32_t smem)
 /* A warpgroup's view of its tile. */
 struct group_tile {
     int blocks; /* 0: the end */
-    int q_row, rows, head;
     int bound, kv_len;
     int first; /* the first block its own rows see something of; the blocks before it are let go */
 };
 
-MLAI_DEV group_tile read_tile(uint32_t smem, int w, uint32_t tiles)
+/* Where its output goes: looked up when it is written, to hold no registers before. */
+struct group_rows {
+    int q_row, rows, head;
+};
+
+/* A record is read by the lane that frees it, with the rows. */
+MLAI_DEV group_tile read_tile(uint32_t smem, int w, uint32_t tiles, bool is_told)
 {
-    mlai_mbar_wait(barrier_at(smem, RECORD, w), tiles & 1u);
-    group_tile t;
-    const uint32_t at = smem + kRecordsAt + 32u * w;
-    int4 low = {}, high = {};
-    if (threadIdx.x % 32 == 0) { /* the lane that frees the record, with the rows */
-        low = load_shared(at);
-        high = load_shared(at + 16);
+    if (!is_told) {
+        mlai_mbar_wait(barrier_at(smem, RECORD, w), tiles & 1u);
     }
-    t.blocks = __shfl_sync(0xffffffffu, low.x, 0);
-    t.q_row = __shfl_sync(0xffffffffu, low.y, 0);
-    t.rows = __shfl_sync(0xffffffffu, low.z, 0);
-    t.head = __shfl_sync(0xffffffffu, low.w, 0);
-    t.bound = __shfl_sync(0xffffffffu, high.x, 0);
-    t.kv_len = __shfl_sync(0xffffffffu, high.y, 0);
+    group_tile t;
+    int4 record = {};
+    if (threadIdx.x % 32 == 0) {
+        record = load_shared(record_at(smem, w, tiles));
+    }
+    t.blocks = __shfl_sync(0xffffffffu, record.x, 0);
+    t.bound = __shfl_sync(0xffffffffu, record.y, 0);
+    t.kv_len = __shfl_sync(0xffffffffu, record.z, 0);
     const int seen = min(t.kv_len, t.bound + kGroupRows - 1);
     t.first = min((seen - 1) / kKeys, t.blocks - 1);
     return t;
+}
+
+/* Of the tile before the one read last. */
+MLAI_DEV group_rows read_rows(uint32_t smem, int w, uint32_t tiles)
+{
+    int4 record = {};
+    if (threadIdx.x % 32 == 0) {
+        record = load_shared(record_at(smem, w, tiles) + 16);
+    }
+    return {__shfl_sync(0xffffffffu, record.x, 0), __shfl_sync(0xffffffffu, record.y, 0),
+            __shfl_sync(0xffffffffu, record.z, 0)};
 }
 
 MLAI_DEV void free_stage(uint32_t bar)
@@ -364,14 +387,6 @@ MLAI_DEV void start_block(float (&s)[64], const uint32_t (&held)[kHeld][4], uint
     mlai_wgmma_commit();
 }
 
-template <class Format>
-MLAI_DEV void start_output(float (&o)[64], const uint32_t (&p)[8][4], uint64_t v, bool first)
-{
-    mlai_wgmma_fence();
-    start_values<Format>(o, p, v, !first);
-    mlai_wgmma_commit();
-}
-
 /* Caps and masks a block's raw scores where it has to be. */
 template <bool General>
 MLAI_DEV void finish_scores(const mlai_prefill_sm90a_params &params, float (&s)[64],
@@ -382,45 +397,78 @@ MLAI_DEV void finish_scores(const mlai_prefill_sm90a_params &params, float (&s)[
     }
     const int sure = min(t.kv_len, t.bound); /* what row 0, and so every row, sees */
     if ((block + 1) * kKeys > sure) {
-        const int lane = (int)threadIdx.x % 32;
-        const int row = (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+        const int thread = late_thread();
+        const int lane = thread % 32;
+        const int row = thread % 128 / 32 * 16 + lane / 4;
         const int from = block * kKeys + 2 * (lane % 4);
         mask_scores(s, min(t.kv_len, t.bound + row) - from,
                     min(t.kv_len, t.bound + row + 8) - from);
     }
 }
 
-/* Leaves in rows the sums of whole rows, and says which of them a hidden key may have spoilt. */
+/* Writes a tile's output by way of the warp's own 2 KiB of shared memory, half the columns at a
+ * time: a thread holds pairs of columns of two rows, and a row goes out in pieces of 128 bytes.
+ * rows ends with the sums of whole rows, spoilt says which of the thread's two need restore_rows.
+ */
 template <class Format>
-MLAI_DEV void store_tile(const mlai_prefill_sm90a_params &params, const float (&o)[64],
-                         row_state &rows, bool (&spoilt)[2], const group_tile &t, float c)
+MLAI_DEV void store_tile(const mlai_prefill_sm90a_params &params, uint32_t smem,
+                         const float (&o)[64], row_state &rows, bool (&spoilt)[2],
+                         const group_rows &t)
 {
-    const int lane = (int)threadIdx.x % 32;
-    const int first = (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int thread = late_thread() - 128;
+    const int lane = thread % 32;
+    const int first = thread / 32 % 4 * 16; /* of the warp's rows */
+    const uint32_t own = smem + kOutAt + (uint32_t)(thread / 32) * 2048;
     join_sums(rows);
-    uint16_t *out[2];
     float norm[2];
-    bool live[2];
+    uint32_t probe[2] = {0, 0};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int row = first + 8 * r;
-        const int64_t token = t.q_row + row;
-        live[r] = row < t.rows;
-        norm[r] = rows.l[r] > 0.0f ? 1.0f / rows.l[r] : 0.0f;
-        out[r] = static_cast<uint16_t *>(params.out) + token * params.out_token_stride +
-                 t.head * params.out_head_stride;
-        if (params.lse != nullptr && live[r] && lane % 4 == 0) {
-            params.lse[token * params.lse_token_stride + t.head] = row_lse(rows.m[r], rows.l[r], c);
+        const int row = first + lane / 4 + 8 * r;
+        norm[r] = rows.l[r] > 0.0f ? mlai_rcp(rows.l[r]) : 0.0f;
+        if (params.lse != nullptr && row < t.rows && lane % 4 == 0) {
+            params.lse[((int64_t)t.q_row + row) * params.lse_token_stride + t.head] =
+                row_lse(rows.m[r], rows.l[r]);
         }
     }
-    store_rows<Format>(out, o, norm, lane % 4, live);
-    float probe[2] = {0.0f, 0.0f};
+    uint16_t *out = static_cast<uint16_t *>(params.out) +
+                    ((int64_t)t.q_row + first + lane / 8) * params.out_token_stride +
+                    t.head * params.out_head_stride + 8 * (lane % 8);
+    const uint32_t put = own + (lane % 16) * 128, get = own + lane / 8 * 128;
 #pragma unroll
-    for (int i = 0; i < 64; i += 2) {
-        probe[i / 2 % 2] = probe_finite(probe[i / 2 % 2], o[i], o[i + 1]);
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) { /* row 0 and row 1 of 8 columns, then of the next 8 */
+                const int at = 4 * (8 * half + 2 * i + k / 2) + 2 * (k % 2);
+                x[k] = Format::pack(o[at] * norm[k % 2], o[at + 1] * norm[k % 2]);
+                probe[k % 2] = Format::probe(probe[k % 2], x[k]);
+            }
+            mlai_stmatrix_x4(put + ((2 * i + lane / 16) ^ lane % 8) * 16, x[0], x[1], x[2], x[3]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = 4 * i + lane / 8;
+            const int4 x = load_shared(get + 4 * i * 128 + (lane % 8 ^ row % 8) * 16);
+            if (first + row < t.rows) {
+                *reinterpret_cast<int4 *>(out + 4 * i * params.out_token_stride + 64 * half) = x;
+            }
+        }
+        __syncwarp();
     }
-    spoilt[0] = live[0] && probe[0] != 0.0f;
-    spoilt[1] = live[1] && probe[1] != 0.0f;
+    spoilt[0] = first + lane / 4 < t.rows && !is_finite(probe[0]);
+    spoilt[1] = first + lane / 4 + 8 < t.rows && !is_finite(probe[1]);
+}
+
+template <class Format>
+MLAI_DEV void start_output(float (&o)[64], const uint32_t (&p)[8][4], uint64_t v, bool first)
+{
+    mlai_wgmma_fence();
+    start_values<Format, 0, 8>(o, p, v, !first);
+    mlai_wgmma_commit();
 }
 
 template <class Format, bool General>
@@ -433,28 +481,44 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
     float s[64], o[64], alpha[2];
     uint32_t p[8][4], held[kHeld][4];
     row_state rows;
+    bool spoilt[2];
     rings ring = {0, 0, 0};
 
-    group_tile t = read_tile(smem, w, ring.tiles++);
+    group_tile t = read_tile(smem, w, ring.tiles++, false);
+    /* Whether what is needed next has arrived, asked ahead: even a yes takes some 150 clocks. */
+    bool has_k = false, has_v = false, has_record = false, has_q = false;
+    const auto ask = [&](int which, uint32_t count) {
+        return mlai_mbar_test(barrier_at(smem, which, stage_of(count)), phase_of(count));
+    };
     /* Waits for block t.first's K, letting the ones before it go unread. */
     const auto reach_k = [&](int blocks) {
-        for (; blocks > 0; blocks--, ring.k++) {
-            mlai_mbar_wait(barrier_at(smem, K_FULL, stage_of(ring.k)), phase_of(ring.k));
+        for (;; blocks--, ring.k++) {
+            if (!has_k) {
+                mlai_mbar_wait(barrier_at(smem, K_FULL, stage_of(ring.k)), phase_of(ring.k));
+            }
+            has_k = false;
+            if (blocks <= 0) {
+                break;
+            }
             free_stage(barrier_at(smem, K_FREE, stage_of(ring.k)));
         }
-        mlai_mbar_wait(barrier_at(smem, K_FULL, stage_of(ring.k)), phase_of(ring.k));
     };
     /* Waits for the rows of the tile read last, and keeps some of their columns in registers. */
     const auto reach_q = [&]() {
-        mlai_mbar_wait(barrier_at(smem, Q_FULL, w), (ring.tiles - 1) & 1u);
+        if (!has_q) {
+            mlai_mbar_wait(barrier_at(smem, Q_FULL, w), (ring.tiles - 1) & 1u);
+        }
         if constexpr (!General) {
             hold_query(held, smem + w * kQBytes);
         }
     };
-    const auto k_stage = [&]() { return k + (uint64_t)(stage_of(ring.k) * (kKBytes / 16)); };
-    const auto v_stage = [&]() { return v + (uint64_t)(stage_of(ring.v) * (kVBytes / 16)); };
+    const auto k_stage = [&]() { return move_operand(k, stage_of(ring.k) * kKBytes); };
+    const auto v_stage = [&]() { return move_operand(v, stage_of(ring.v) * kVBytes); };
     const auto wait_v = [&]() {
-        mlai_mbar_wait(barrier_at(smem, V_FULL, stage_of(ring.v)), phase_of(ring.v));
+        if (!has_v) {
+            mlai_mbar_wait(barrier_at(smem, V_FULL, stage_of(ring.v)), phase_of(ring.v));
+        }
+        has_v = false;
     };
     /* The products that read the stage are complete in this warp. */
     const auto leave_k = [&](bool last) {
@@ -482,9 +546,10 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
             wait_v();
             leave_v();
         }
-        reset_rows(rows);
+        has_k = ask(K_FULL, ring.k);
+        has_v = ask(V_FULL, ring.v);
         finish_scores<General>(params, s, t, t.first);
-        softmax_scores(s, rows, alpha, c);
+        start_softmax(s, rows, c);
         round_scores<Format>(p, s);
         for (int block = t.first - 1; block >= 0; block--) {
             reach_k(0);
@@ -494,10 +559,12 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
             mlai_wgmma_wait<1>();
             mlai_wgmma_fence_operand(s);
             leave_k(block == 0);
+            has_k = ask(K_FULL, ring.k);
+            has_v = ask(V_FULL, ring.v + 1);
             finish_scores<General>(params, s, t, block);
             const bool moved = softmax_scores(s, rows, alpha, c);
             mlai_wgmma_fence_operand(s);
-            hold_wait(rows);
+            hold_order(rows.l[0] + rows.l[1]);
             mlai_wgmma_wait<0>();
             mlai_wgmma_fence_operand(o);
             leave_v();
@@ -507,9 +574,11 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
             round_scores<Format>(p, s);
         }
         /* The last p v, and under it the next tile's first scores. */
+        has_record = mlai_mbar_test(barrier_at(smem, RECORD, w), ring.tiles & 1u);
+        has_q = mlai_mbar_test(barrier_at(smem, Q_FULL, w), ring.tiles & 1u);
         wait_v();
         start_output<Format>(o, p, v_stage(), t.first == 0);
-        const group_tile next = read_tile(smem, w, ring.tiles++);
+        const group_tile next = read_tile(smem, w, ring.tiles++, has_record);
         if (next.blocks > 0) {
             reach_q();
             reach_k(next.blocks - 1 - next.first);
@@ -520,13 +589,13 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
         mlai_wgmma_wait<1>();
         mlai_wgmma_fence_operand(o);
         leave_v();
-        bool spoilt[2];
-        store_tile<Format>(params, o, rows, spoilt, t, c);
+        store_tile<Format>(params, smem, o, rows, spoilt, read_rows(smem, w, ring.tiles - 2));
         mlai_wgmma_wait<0>();
         mlai_wgmma_fence_operand(s);
         if (__any_sync(0xffffffffu, spoilt[0] || spoilt[1])) {
-            restore_rows<Format, General>(params, t.q_row + (int)threadIdx.x % 128 / 32 * 16,
-                                          t.head, rows, spoilt, c, 0, MLAI_PREFILL_SM90A_V_DIM);
+            const group_rows at = read_rows(smem, w, ring.tiles - 2);
+            restore_rows<Format, General>(params, at.q_row + (int)threadIdx.x % 128 / 32 * 16,
+                                          at.head, rows, spoilt, c, 0, MLAI_PREFILL_SM90A_V_DIM);
         }
         t = next;
     }

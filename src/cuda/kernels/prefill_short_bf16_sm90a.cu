@@ -121,7 +121,7 @@ template <class Format>
 MLAI_DEV void start_output(float (&o)[64], const uint32_t (&p)[4][4], uint64_t v, bool first)
 {
     mlai_wgmma_fence();
-    start_values<Format>(o, p, v, !first);
+    start_values<Format, 0, kKeys / 16>(o, p, v, !first);
     mlai_wgmma_commit();
 }
 
@@ -158,26 +158,26 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
 
     mlai_mbar_wait(barrier_at(smem, Q_FULL, 0), 0);
     wait(K_FULL, w);
-    start_block<Format>(s, q, k + (uint64_t)(w % kStages * (kKBytes / 16)));
+    start_block<Format>(s, q, move_operand(k, w % kStages * kKBytes));
     mlai_wgmma_wait<0>();
     mlai_wgmma_fence_operand(s);
     free_stage(barrier_at(smem, K_FREE, w % kStages));
     finish_scores<General>(params, s, t, t.end - 1 - w);
-    softmax_scores(s, rows, alpha, c);
+    start_softmax(s, rows, c);
     round_scores<Format>(p, s);
     int i = w;
     for (; i + 2 < t.blocks; i += 2) {
         wait(K_FULL, i + 2);
-        start_block<Format>(s, q, k + (uint64_t)((i + 2) % kStages * (kKBytes / 16)));
+        start_block<Format>(s, q, move_operand(k, (i + 2) % kStages * kKBytes));
         wait(V_FULL, i);
-        start_output<Format>(o, p, v + (uint64_t)(i % kStages * (kVBytes / 16)), i == w);
+        start_output<Format>(o, p, move_operand(v, i % kStages * kVBytes), i == w);
         mlai_wgmma_wait<1>();
         mlai_wgmma_fence_operand(s);
         free_stage(barrier_at(smem, K_FREE, (i + 2) % kStages));
         finish_scores<General>(params, s, t, t.end - 1 - (i + 2));
         const bool moved = softmax_scores(s, rows, alpha, c);
         mlai_wgmma_fence_operand(s);
-        hold_wait(rows);
+        hold_order(rows.l[0] + rows.l[1]);
         mlai_wgmma_wait<0>();
         mlai_wgmma_fence_operand(o);
         free_stage(barrier_at(smem, V_FREE, i % kStages));
@@ -187,7 +187,7 @@ MLAI_DEV void consume(const mlai_prefill_sm90a_params &params, uint32_t smem, in
         round_scores<Format>(p, s);
     }
     wait(V_FULL, i);
-    start_output<Format>(o, p, v + (uint64_t)(i % kStages * (kVBytes / 16)), i == w);
+    start_output<Format>(o, p, move_operand(v, i % kStages * kVBytes), i == w);
     mlai_wgmma_wait<0>();
     mlai_wgmma_fence_operand(o);
     join_sums(rows);
@@ -244,7 +244,7 @@ template <int Parts> struct merge_weights {
 
 /* `state` is (m, l) of row 0 and of row 1. A part that saw no key has m = -inf and counts nothing;
  * where none saw any, every weight is 0. */
-template <int Parts> MLAI_DEV merge_weights<Parts> weigh(const float4 (&state)[Parts], float c)
+template <int Parts> MLAI_DEV merge_weights<Parts> weigh(const float4 (&state)[Parts])
 {
     merge_weights<Parts> weights;
     weights.m[0] = weights.m[1] = -INFINITY;
@@ -256,10 +256,8 @@ template <int Parts> MLAI_DEV merge_weights<Parts> weigh(const float4 (&state)[P
     }
 #pragma unroll
     for (int i = 0; i < Parts; i++) {
-        weights.of[i][0] =
-            state[i].x == -INFINITY ? 0.0f : mlai_exp2((state[i].x - weights.m[0]) * c);
-        weights.of[i][1] =
-            state[i].z == -INFINITY ? 0.0f : mlai_exp2((state[i].z - weights.m[1]) * c);
+        weights.of[i][0] = state[i].x == -INFINITY ? 0.0f : mlai_exp2(state[i].x - weights.m[0]);
+        weights.of[i][1] = state[i].z == -INFINITY ? 0.0f : mlai_exp2(state[i].z - weights.m[1]);
         weights.l[0] = fmaf(state[i].y, weights.of[i][0], weights.l[0]);
         weights.l[1] = fmaf(state[i].w, weights.of[i][1], weights.l[1]);
     }
@@ -293,7 +291,7 @@ MLAI_DEV float4 weighted_sum(const merge_weights<Parts> &weights, const float4 (
 struct row_target {
     uint16_t *out[2]; /* its first two columns */
     bool live[2];
-    float probe[2]; /* 0 while all that was stored is finite */
+    uint32_t probe[2]; /* of what was stored (is_finite) */
 };
 
 MLAI_DEV row_target target_rows(const mlai_prefill_sm90a_params &params, const share &t)
@@ -305,7 +303,7 @@ MLAI_DEV row_target target_rows(const mlai_prefill_sm90a_params &params, const s
         const int row = (int)threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * r;
         const int64_t token = (int64_t)t.request.q_start + t.first_row + row;
         target.live[r] = row < t.rows;
-        target.probe[r] = 0.0f;
+        target.probe[r] = 0;
         target.out[r] = static_cast<uint16_t *>(params.out) + token * params.out_token_stride +
                         t.head * params.out_head_stride + 2 * (lane % 4);
     }
@@ -314,19 +312,19 @@ MLAI_DEV row_target target_rows(const mlai_prefill_sm90a_params &params, const s
 
 template <class Format> MLAI_DEV void store_group(row_target &target, int g, float4 sum)
 {
-    target.probe[0] = probe_finite(target.probe[0], sum.x, sum.y);
-    target.probe[1] = probe_finite(target.probe[1], sum.z, sum.w);
-    if (target.live[0]) {
-        *reinterpret_cast<uint32_t *>(target.out[0] + 8 * g) = Format::pack(sum.x, sum.y);
-    }
-    if (target.live[1]) {
-        *reinterpret_cast<uint32_t *>(target.out[1] + 8 * g) = Format::pack(sum.z, sum.w);
+    const uint32_t pair[2] = {Format::pack(sum.x, sum.y), Format::pack(sum.z, sum.w)};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        target.probe[r] = Format::probe(target.probe[r], pair[r]);
+        if (target.live[r]) {
+            *reinterpret_cast<uint32_t *>(target.out[r] + 8 * g) = pair[r];
+        }
     }
 }
 
 template <int Parts>
 MLAI_DEV void store_lse(const mlai_prefill_sm90a_params &params, const share &t,
-                        const merge_weights<Parts> &weights, float c)
+                        const merge_weights<Parts> &weights)
 {
     const int lane = (int)threadIdx.x % 32;
     if (params.lse != nullptr && lane % 4 == 0) {
@@ -336,7 +334,7 @@ MLAI_DEV void store_lse(const mlai_prefill_sm90a_params &params, const share &t,
             const int64_t token = (int64_t)t.request.q_start + t.first_row + row;
             if (row < t.rows) {
                 params.lse[token * params.lse_token_stride + t.head] =
-                    row_lse(weights.m[r], weights.l[r], c);
+                    row_lse(weights.m[r], weights.l[r]);
             }
         }
     }
@@ -348,8 +346,8 @@ MLAI_DEV void restore_groups(const mlai_prefill_sm90a_params &params, const shar
                              const merge_weights<Parts> &weights, const row_target &target, float c,
                              int first, int groups)
 {
-    const bool spoilt[2] = {target.live[0] && target.probe[0] != 0.0f,
-                            target.live[1] && target.probe[1] != 0.0f};
+    const bool spoilt[2] = {target.live[0] && !is_finite(target.probe[0]),
+                            target.live[1] && !is_finite(target.probe[1])};
     if (__any_sync(0xffffffffu, spoilt[0] || spoilt[1])) {
         const row_state rows = {{weights.m[0], weights.m[1]}, {weights.l[0], weights.l[1]}};
         const int token = t.request.q_start + t.first_row + (int)threadIdx.x % 128 / 32 * 16;
@@ -373,7 +371,7 @@ MLAI_DEV void merge_pair(const mlai_prefill_sm90a_params &params, uint32_t smem,
     for (int i = 0; i < kHalf; i++) {
         other[i] = load_shared(partial_at(smem, 1 - W, W * kHalf + i) + mine);
     }
-    const merge_weights<2> weights = weigh(state, c);
+    const merge_weights<2> weights = weigh(state);
     row_target target = target_rows(params, t);
 #pragma unroll
     for (int i = 0; i < kHalf; i++) {
@@ -384,7 +382,7 @@ MLAI_DEV void merge_pair(const mlai_prefill_sm90a_params &params, uint32_t smem,
         store_group<Format>(target, g, weighted_sum(weights, part));
     }
     if (W == 0) {
-        store_lse(params, t, weights, c);
+        store_lse(params, t, weights);
     }
     restore_groups<Format, General>(params, t, weights, target, c, W * kHalf, kHalf);
 }
@@ -411,14 +409,14 @@ MLAI_DEV void merge_cluster(const mlai_prefill_sm90a_params &params, uint32_t sm
                 mlai_ld_cluster_f32x4(mlai_mapa(partial_at(smem, i % 2, g) + mine, i / 2));
         }
     }
-    const merge_weights<kParts> weights = weigh(state, c);
+    const merge_weights<kParts> weights = weigh(state);
     row_target target = target_rows(params, t);
 #pragma unroll
     for (int own = 0; own < kOwn; own++) {
         store_group<Format>(target, (2 * rank + w) * kOwn + own, weighted_sum(weights, part[own]));
     }
     if (rank == 0 && w == 0) {
-        store_lse(params, t, weights, c);
+        store_lse(params, t, weights);
     }
     restore_groups<Format, General>(params, t, weights, target, c, (2 * rank + w) * kOwn, kOwn);
 }

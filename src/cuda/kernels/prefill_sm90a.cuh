@@ -67,6 +67,13 @@ struct bf16_format {
         return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
     }
 
+    /* Stays zero, of either sign, while all pairs are finite. */
+    MLAI_DEV uint32_t probe(uint32_t sum, uint32_t pair)
+    {
+        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+        return sum;
+    }
+
     template <int N> MLAI_DEV void qk(float (&s)[N / 2], uint64_t a, uint64_t b, int accumulate)
     {
         mlai_wgmma<N>::template bf16_ss<0, 0>(s, a, b, accumulate);
@@ -97,6 +104,13 @@ struct f16_format {
         return r;
     }
 
+    /* Stays zero, of either sign, while all pairs are finite. */
+    MLAI_DEV uint32_t probe(uint32_t sum, uint32_t pair)
+    {
+        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+        return sum;
+    }
+
     template <int N> MLAI_DEV void qk(float (&s)[N / 2], uint64_t a, uint64_t b, int accumulate)
     {
         mlai_wgmma<N>::template f16_ss<0, 0>(s, a, b, accumulate);
@@ -113,6 +127,15 @@ struct f16_format {
         mlai_wgmma<128>::f16_rs<1>(o, a, b, accumulate);
     }
 };
+
+/* The thread's number, for addresses that are needed seldom: the compiler would compute them ahead
+ * and hold them in registers. */
+MLAI_DEV int late_thread(void)
+{
+    int thread = (int)threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return thread;
+}
 
 MLAI_DEV const CUtensorMap *tensor_map(const mlai_prefill_sm90a_map *map)
 {
@@ -138,14 +161,20 @@ MLAI_DEV uint64_t value_operand(uint32_t smem, int keys)
     return mlai_wgmma_descriptor(smem, (uint32_t)keys * 128u, 1024, MLAI_SWIZZLE_128);
 }
 
+/* The operand `bytes` further: its upper word, a constant, is left alone. */
+MLAI_DEV uint64_t move_operand(uint64_t operand, uint32_t bytes)
+{
+    return (operand >> 32 << 32) | (uint32_t)((uint32_t)operand + bytes / 16);
+}
+
 /* Reads the first 16 Held columns of q's 64 rows at `q` into registers, as operands. */
 template <int Held> MLAI_DEV void hold_query(uint32_t (&held)[Held][4], uint32_t q)
 {
-    const uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
+    const int thread = late_thread();
+    const uint32_t row = thread % 128 / 32 * 16 + thread % 16;
 #pragma unroll
     for (int i = 0; i < Held; i++) {
-        const uint32_t chunk =
-            2 * (i % 4) + threadIdx.x % 32 / 16; /* of 16 bytes, before the swizzle */
+        const uint32_t chunk = 2 * (i % 4) + thread % 32 / 16; /* of 16 bytes, before the swizzle */
         mlai_ldmatrix_x4(held[i], q + i / 4 * (64 * 128) + row * 128 + (chunk ^ row % 8) * 16);
     }
 }
@@ -158,11 +187,11 @@ MLAI_DEV void start_scores(float (&s)[Keys / 2], const uint32_t (&held)[Room][4]
 {
 #pragma unroll
     for (int i = 0; i < 4 * kQkPieces; i++) {
-        const uint64_t k_at = k + (uint64_t)(i / 4 * (Keys * 128 / 16) + i % 4 * 2);
+        const uint64_t k_at = move_operand(k, i / 4 * (Keys * 128) + i % 4 * 32);
         if (i < Held) {
             Format::template qk<Keys>(s, held[i < Held ? i : 0], k_at, i > 0);
         } else {
-            Format::template qk<Keys>(s, q + (uint64_t)(i / 4 * (64 * 128 / 16) + i % 4 * 2), k_at,
+            Format::template qk<Keys>(s, move_operand(q, i / 4 * (64 * 128) + i % 4 * 32), k_at,
                                       i > 0);
         }
     }
@@ -176,14 +205,14 @@ MLAI_DEV void start_scores(float (&s)[Keys / 2], uint64_t q, uint64_t k)
     start_scores<Format, Keys, 0>(s, none, q, k);
 }
 
-/* Starts o (+)= p v for a tile of 16 Steps keys. */
-template <class Format, int Steps>
+/* Starts steps [First, Last) of o (+)= p v, 16 keys each. */
+template <class Format, int First, int Last, int Steps>
 MLAI_DEV void start_values(float (&o)[64], const uint32_t (&p)[Steps][4], uint64_t v,
                            int accumulate)
 {
 #pragma unroll
-    for (int i = 0; i < Steps; i++) {
-        Format::pv(o, p[i], v + (uint64_t)(i * (16 * 128 / 16)), i > 0 ? 1 : accumulate);
+    for (int i = First; i < Last; i++) {
+        Format::pv(o, p[i], move_operand(v, i * (16 * 128)), i > 0 ? 1 : accumulate);
     }
 }
 
@@ -204,7 +233,7 @@ template <int N> MLAI_DEV void mask_scores(float (&s)[N], int bound0, int bound1
  * stays within 3e-7 of the truth, where tanh.approx would be off by 5e-4. */
 template <int N> MLAI_DEV void cap_scores(float (&s)[N], float scale, float cap)
 {
-    const float turn = cap > 0.0f ? 2.0f * kLog2E * scale / cap : 0.0f;
+    const float turn = cap > 0.0f ? 2.0f * kLog2E * scale * mlai_rcp(cap) : 0.0f;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const float tanh = 1.0f - 2.0f * mlai_rcp(mlai_exp2(s[i] * turn) + 1.0f);
@@ -213,7 +242,7 @@ template <int N> MLAI_DEV void cap_scores(float (&s)[N], float scale, float cap)
 }
 
 struct row_state {
-    float m[2]; /* what p is relative to, in units of s */
+    float m[2]; /* log2 of what p is relative to */
     float l[2]; /* this thread's share of the sum of p */
 };
 
@@ -223,59 +252,114 @@ MLAI_DEV void reset_rows(row_state &rows)
     rows.l[0] = rows.l[1] = 0.0f;
 }
 
+/* The largest of row `row`'s values, taken as whole numbers: right where it is positive. */
+template <int N> MLAI_DEV int largest_bits(const float (&s)[N], int row)
+{
+    int top[2] = {(int)0x80000000,
+                  (int)0x80000000}; /* two chains, which wait for each other less */
+#pragma unroll
+    for (int g = 0; g < N / 4; g++) {
+        top[g % 2] = __vimax3_s32(top[g % 2], __float_as_int(s[4 * g + 2 * row]),
+                                  __float_as_int(s[4 * g + 2 * row + 1]));
+    }
+    return max(top[0], top[1]);
+}
+
+/* Moves the maxima of the rows whose exponents (relative to the old ones) are too large, and the
+ * exponents with them. o must then be scaled by alpha. */
+template <int N> MLAI_DEV void raise_maxima(float (&s)[N], row_state &rows, float (&alpha)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float growth = -INFINITY;
+#pragma unroll
+        for (int g = 0; g < N / 4; g++) {
+            growth = fmaxf(growth, fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
+        }
+        growth = fmaxf(growth, __shfl_xor_sync(0xffffffffu, growth, 1));
+        growth = fmaxf(growth, __shfl_xor_sync(0xffffffffu, growth, 2));
+        const bool begun = rows.m[r] > -INFINITY;
+        const bool move = begun ? growth > kMaxGrowth : growth > -INFINITY;
+        const float by = move ? growth : 0.0f;
+        alpha[r] = begun ? mlai_exp2(-by) : 0.0f;
+        rows.m[r] = begun ? rows.m[r] + by : move ? by : -INFINITY;
+        rows.l[r] *= alpha[r];
+#pragma unroll
+        for (int g = 0; g < N / 4; g++) {
+            s[4 * g + 2 * r] -= by;
+            s[4 * g + 2 * r + 1] -= by;
+        }
+    }
+}
+
+/* Exponents become p, and l takes them in. */
+template <int N> MLAI_DEV void exponentiate(float (&s)[N], row_state &rows)
+{
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        s[i] = mlai_exp2(s[i]);
+        sum[i % 4] += s[i];
+    }
+    rows.l[0] += sum[0] + sum[1];
+    rows.l[1] += sum[2] + sum[3];
+}
+
+/* The first block's scores become p, and rows starts. */
+template <int N> MLAI_DEV void start_softmax(float (&s)[N], row_state &rows, float c)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = -INFINITY;
+#pragma unroll
+        for (int g = 0; g < N / 4; g++) {
+            top = fmaxf(top, fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
+        }
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        rows.m[r] = top * c;
+        rows.l[r] = 0.0f;
+        const float base = top == -INFINITY ? 0.0f : rows.m[r];
+#pragma unroll
+        for (int g = 0; g < N / 4; g++) {
+            s[4 * g + 2 * r] = fmaf(s[4 * g + 2 * r], c, -base);
+            s[4 * g + 2 * r + 1] = fmaf(s[4 * g + 2 * r + 1], c, -base);
+        }
+    }
+    exponentiate(s, rows);
+}
+
 /* s becomes p; true where some row of the warp moved its maximum: then o must be scaled by alpha.
- * Most blocks move none, and then no thread needs the other three quarters of its row. */
+ * Most blocks move none, and that is seen from the exponents' bits alone, three at a time: a
+ * positive float is the larger the larger its bits. */
 template <int N>
 MLAI_DEV bool softmax_scores(float (&s)[N], row_state &rows, float (&alpha)[2], float c)
 {
-    float top[2];
+    bool moved = false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        top[r] = fmaxf(s[2 * r], s[2 * r + 1]);
-#pragma unroll
-        for (int g = 1; g < N / 4; g++) {
-            top[r] = fmaxf(top[r], fmaxf(s[4 * g + 2 * r], s[4 * g + 2 * r + 1]));
-        }
-    }
-    /* Nothing seen before and nothing now: -inf - -inf is no growth, and m stays -inf. */
-    const bool moved = __any_sync(0xffffffffu, (top[0] - rows.m[0]) * c > kMaxGrowth ||
-                                                   (top[1] - rows.m[1]) * c > kMaxGrowth);
-    if (moved) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-            const float growth = (top[r] - rows.m[r]) * c;
-            const bool move = growth > kMaxGrowth;
-            alpha[r] = move ? mlai_exp2(-growth) : 1.0f;
-            rows.m[r] = move ? top[r] : rows.m[r];
-            rows.l[r] *= alpha[r];
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float base = rows.m[r] == -INFINITY ? 0.0f : rows.m[r] * c;
-        float sum[2] = {0.0f, 0.0f};
+        const float base = rows.m[r] == -INFINITY ? 0.0f : rows.m[r];
 #pragma unroll
         for (int g = 0; g < N / 4; g++) {
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const float p = mlai_exp2(fmaf(s[4 * g + 2 * r + e], c, -base));
-                s[4 * g + 2 * r + e] = p;
-                sum[e] += p;
-            }
+            s[4 * g + 2 * r] = fmaf(s[4 * g + 2 * r], c, -base);
+            s[4 * g + 2 * r + 1] = fmaf(s[4 * g + 2 * r + 1], c, -base);
         }
-        rows.l[r] += sum[0] + sum[1];
+        moved |= (rows.m[r] == -INFINITY) | (largest_bits(s, r) > __float_as_int(kMaxGrowth));
     }
+    moved = __any_sync(0xffffffffu, moved);
+    if (moved) {
+        raise_maxima(s, rows, alpha);
+    }
+    exponentiate(s, rows);
     return moved;
 }
 
-/* Keeps the softmax above the wait that follows it, under the product in flight. The assembler
- * would hoist that wait to just behind the scores; over a branch that hangs on the sums (never
- * taken: they are not negative) it does not. */
-MLAI_DEV void hold_wait(const row_state &rows)
+/* Keeps the part of the softmax that `sum` hangs on above what follows: the assembler would hoist
+ * a wait or a product to just behind the scores, but not over a branch (never taken: sums of p are
+ * not negative). */
+MLAI_DEV void hold_order(float sum)
 {
-    if (rows.l[0] + rows.l[1] < 0.0f) {
+    if (sum < 0.0f) {
         asm volatile("nanosleep.u32 1;" ::: "memory");
     }
 }
@@ -315,56 +399,9 @@ MLAI_DEV void join_sums(row_state &rows)
 }
 
 /* Natural logarithm of the sum of exponentials; -inf for a row that saw no key. */
-MLAI_DEV float row_lse(float m, float l, float c)
+MLAI_DEV float row_lse(float m, float l)
 {
-    return l > 0.0f ? fmaf(m, c, mlai_log2(l)) * kLn2 : -INFINITY;
-}
-
-/* Writes both rows of o, times factor, at out[0] and out[1]. Four threads hold a row two columns at
- * a time: they trade, so that each stores 16 bytes and a quad 64 bytes in a row. Each step is done
- * for all columns before the next, or the shuffles' latencies would add up. `quad` is lane % 4. */
-template <class Format>
-MLAI_DEV void store_rows(uint16_t *const (&out)[2], const float (&o)[64], const float (&factor)[2],
-                         int quad, const bool (&live)[2])
-{
-    const bool odd = quad & 1, high = quad & 2;
-    uint32_t x[8]
-              [4]; /* [row + 2 i]: groups 4 i to 4 i + 3 of 8 columns, this thread's two of each */
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-#pragma unroll
-        for (int g = 0; g < 4; g++) {
-            const int at = 4 * (4 * (k / 2) + g) + 2 * (k % 2);
-            x[k][g] = Format::pack(o[at] * factor[k % 2], o[at + 1] * factor[k % 2]);
-        }
-    }
-    /* Even and odd lanes trade: even ones gather groups 0 and 2, odd ones 1 and 3. */
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        const uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? x[k][0] : x[k][1], 1);
-        const uint32_t b = __shfl_xor_sync(0xffffffffu, odd ? x[k][2] : x[k][3], 1);
-        x[k][0] = odd ? a : x[k][0];
-        x[k][1] = odd ? x[k][1] : a;
-        x[k][2] = odd ? b : x[k][2];
-        x[k][3] = odd ? x[k][3] : b;
-    }
-    /* Pairs of lanes trade: lane `quad` ends with all of group `quad`. */
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        const uint32_t a = __shfl_xor_sync(0xffffffffu, high ? x[k][0] : x[k][2], 2);
-        const uint32_t b = __shfl_xor_sync(0xffffffffu, high ? x[k][1] : x[k][3], 2);
-        x[k][0] = high ? a : x[k][0];
-        x[k][1] = high ? b : x[k][1];
-        x[k][2] = high ? x[k][2] : a;
-        x[k][3] = high ? x[k][3] : b;
-    }
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        if (live[k % 2]) {
-            *reinterpret_cast<uint4 *>(out[k % 2] + 32 * (k / 2) + 8 * quad) =
-                make_uint4(x[k][0], x[k][1], x[k][2], x[k][3]);
-        }
-    }
+    return l > 0.0f ? (m + mlai_log2(l)) * kLn2 : -INFINITY;
 }
 
 /* A row nobody can see anything from: zeros and -inf. Called by a whole warp. */
@@ -409,29 +446,28 @@ MLAI_DEV request_rows read_request(const mlai_prefill_sm90a_params &params, int 
  * not know hidden keys, so such rows are found by their output, and only that is computed again.
  */
 
-/* Whether one of a thread's values of a row is not finite, up to the sum with `probe`. */
-MLAI_DEV float probe_finite(float probe, float x, float y)
+/* What Format::probe left of pairs that were all finite. */
+MLAI_DEV bool is_finite(uint32_t probe)
 {
-    return fmaf(y, 0.0f, fmaf(x, 0.0f, probe));
+    return (probe & 0x7fff7fffu) == 0;
 }
 
 /* Whether v of some key in [from, to) is not finite; called by a whole warp. */
 template <class Format>
 MLAI_DEV bool has_infinite_values(const uint16_t *v, int64_t stride, int from, int to)
 {
-    const int lane = (int)threadIdx.x % 32;
-    float probe = 0.0f;
+    const int lane = late_thread() % 32;
+    uint32_t probe = 0;
 #pragma unroll 1
     for (int key = from + lane / 16; key < to; key += 2) {
         const uint4 x = *reinterpret_cast<const uint4 *>(v + key * stride + 8 * (lane % 16));
         const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 two = Format::unpack(pairs[i]);
-            probe = probe_finite(probe, two.x, two.y);
+            probe = Format::probe(probe, pairs[i]);
         }
     }
-    return __any_sync(0xffffffffu, probe != 0.0f);
+    return __any_sync(0xffffffffu, !is_finite(probe));
 }
 
 /* The product of a row of q and a row of k. */
@@ -460,7 +496,7 @@ MLAI_DEV void restore_rows(const mlai_prefill_sm90a_params &params, int token, i
                            const row_state &rows, const bool (&spoilt)[2], float c, int first,
                            int columns)
 {
-    const int lane = (int)threadIdx.x % 32, column = 4 * lane;
+    const int lane = late_thread() % 32, column = 4 * lane;
     const int kv_head = head / (params.q_heads / params.kv_heads);
     __syncwarp(); /* orders the other lanes' stores before these */
     const uint32_t marks[2] = {__ballot_sync(0xffffffffu, spoilt[0]),
@@ -487,7 +523,8 @@ MLAI_DEV void restore_rows(const mlai_prefill_sm90a_params &params, int token, i
                             ((int64_t)token + row) * params.q_token_stride +
                             head * params.q_head_stride;
         const float m = __shfl_sync(0xffffffffu, row < 8 ? rows.m[0] : rows.m[1], owner);
-        const float l = __shfl_sync(0xffffffffu, row < 8 ? rows.l[0] : rows.l[1], owner);
+        const float norm =
+            mlai_rcp(__shfl_sync(0xffffffffu, row < 8 ? rows.l[0] : rows.l[1], owner));
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
         for (int key = 0; key < seen; key += 32) {
@@ -497,7 +534,7 @@ MLAI_DEV void restore_rows(const mlai_prefill_sm90a_params &params, int token, i
                 if constexpr (General) {
                     cap_scores(s, params.softmax_scale, params.logit_cap);
                 }
-                p = mlai_exp2((s[0] - m) * c) / l;
+                p = mlai_exp2(fmaf(s[0], c, -m)) * norm;
             }
 #pragma unroll 1
             for (int i = 0; i < min(32, seen - key); i++) {

@@ -74,8 +74,9 @@ enum {
     MLAI_PREFILL_SM90A_ROWS = 128,
     MLAI_PREFILL_SM90A_KEYS = 128,
     MLAI_PREFILL_SM90A_STAGES = 2,
-    /* Q, the K ring, the V ring, barriers and tile records, room to align the base to 1024 */
-    MLAI_PREFILL_SM90A_SMEM_BYTES = 128 * 192 * 2 + 2 * 128 * (192 + 128) * 2 + 256 + 1024,
+    /* Q, the K ring, the V ring, the output on its way, barriers and tile records, room to align
+     * the base to 1024 */
+    MLAI_PREFILL_SM90A_SMEM_BYTES = 128 * 192 * 2 + 2 * 128 * (192 + 128) * 2 + 16384 + 448 + 1024,
 
     MLAI_PREFILL_SHORT_SM90A_ROWS = 64,
     MLAI_PREFILL_SHORT_SM90A_KEYS = 64,
