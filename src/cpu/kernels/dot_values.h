@@ -5,8 +5,8 @@
  *
  *   up to 16 rows  interleaved in registers, once for each tile of columns;
  *                  tile: 16 rows x 16 columns (8 x 32, 4 x 64)
- *   more rows      from panels [pair of keys][64][2] of 64 columns, which the first tile of rows
- * fills or which are filled before; tile: 6 rows x 64 columns
+ *   more rows      from panels [pair of keys][64][2] of 64 columns, filled before or by the first
+ *                  tile of rows; tile: 6 rows x 64 columns
  */
 #ifndef MLAI_DOT_VALUES_H
 #define MLAI_DOT_VALUES_H
