@@ -54,6 +54,15 @@ mla_status mlai_check_host_indices(const mla_tensor *t, const char *name, uint32
 mla_status mlai_check_request_rows(const mla_tensor *req_to_page,
                                    const mla_tensor *req_pool_indices, int64_t n, mla_diag *diag);
 
+/* Entry i of a rank-1 host tensor of i32 or i64. */
+static inline void mlai_store_index(const mla_tensor *t, int64_t i, int64_t value)
+{
+    if (t->format == MLA_FORMAT_I64)
+        ((int64_t *)t->data)[i * t->stride[0]] = value;
+    else
+        ((int32_t *)t->data)[i * t->stride[0]] = (int32_t)value;
+}
+
 /* The pages of the request at place i. */
 static inline const int32_t *mlai_request_pages(const mla_tensor *req_to_page,
                                                 const mla_tensor *req_pool_indices, int64_t i)

@@ -51,14 +51,6 @@ static mla_status check_tokens(const mlai_tokens *tokens, mla_diag *diag)
                           "the requests and one", diag);
 }
 
-static void store(const mla_tensor *t, int64_t i, int64_t value)
-{
-    if (t->format == MLA_FORMAT_I64)
-        ((int64_t *)t->data)[i * t->stride[0]] = value;
-    else
-        ((int32_t *)t->data)[i * t->stride[0]] = (int32_t)value;
-}
-
 /* The first `count` entries of an optional output go to the host's function, the others here. */
 static mla_tensor head_of(const mla_tensor *t, int64_t count)
 {
@@ -88,9 +80,9 @@ static mla_status fill_on_host(const mlai_tokens *tokens, mla_diag *diag)
                                      head_of(tokens->slots, sum), *tokens->seq_lens, diag));
     for (int k = 0; k < 2; k++)
         for (int64_t t = sum; mlai_present(outputs[k]) && t < outputs[k]->shape[0]; t++)
-            store(outputs[k], t, k ? -1 : 0);
+            mlai_store_index(outputs[k], t, k ? -1 : 0);
     for (int64_t i = 0, before = 0; mlai_present(tokens->cu_seqlens_q) && i <= n; i++) {
-        store(tokens->cu_seqlens_q, i, before);
+        mlai_store_index(tokens->cu_seqlens_q, i, before);
         before += i < n ? mlai_index_at(tokens->new_lens, i) : 0;
     }
     return MLA_OK;

@@ -36,14 +36,6 @@ static mla_status check_output(const mla_tensor *t, const char *name, uint32_t f
     return mlai_check_extent(t, name, 0, n, meaning, diag);
 }
 
-static void store_index(const mla_tensor *t, int64_t i, int64_t value)
-{
-    if (t->format == MLA_FORMAT_I64)
-        ((int64_t *)t->data)[i * t->stride[0]] = value;
-    else
-        ((int32_t *)t->data)[i * t->stride[0]] = (int32_t)value;
-}
-
 /* The pages that request i writes: in the table, not negative, their slots within `slot_limit`. */
 static mla_status check_request(const mla_tensor *table, const mla_tensor *req_pool_indices,
                                 int64_t i, int64_t first, int64_t count, int64_t page_size,
@@ -111,12 +103,13 @@ mla_status mla_positions_and_slots(mla_tensor req_to_page, mla_tensor req_pool_i
         const int32_t *row = mlai_request_pages(&req_to_page, &req_pool_indices, i);
         for (int64_t p = cached; p < cached + fresh; p++, t++) {
             if (mlai_present(&positions))
-                store_index(&positions, t, p);
+                mlai_store_index(&positions, t, p);
             if (mlai_present(&slots))
-                store_index(&slots, t, row[p / page_size] * (int64_t)page_size + p % page_size);
+                mlai_store_index(&slots, t,
+                                 row[p / page_size] * (int64_t)page_size + p % page_size);
         }
         if (mlai_present(&seq_lens))
-            store_index(&seq_lens, i, cached + fresh);
+            mlai_store_index(&seq_lens, i, cached + fresh);
     }
     return MLA_OK;
 }
