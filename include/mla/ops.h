@@ -25,8 +25,9 @@
  *    its lengths; products of the family "cublas" are cut as cuBLAS sees fit for the number of
  *    tokens. Force the family "cuda" where batches must not matter.
  *  - Everything is read at the call, asynchronously on call.stream for CUDA tensors. No operator
- *    allocates memory. Scratch comes from call.workspace, see mla_call and mla_workspace_bytes; of
- *    the built-in solutions only those of decode, extend and prefill need any.
+ *    allocates memory, but for cuBLAS, which makes its handle at its first call in a CUDA context.
+ *    Scratch comes from call.workspace, see mla_call and mla_workspace_bytes; of the built-in
+ *    solutions only those of decode, extend and prefill need any.
  *  - Errors, beside those named: MLA_ERROR_VERSION (struct_size), MLA_ERROR_SHAPE, _FORMAT,
  *    _STRIDE, _DEVICE, _WORKSPACE, _UNSUPPORTED (no solution takes it; the sentence says why),
  *    _NOT_FOUND (call.solution). On an error nothing was written.

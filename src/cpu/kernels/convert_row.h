@@ -196,11 +196,6 @@ static inline void mlai_copy_row(char *restrict out, const char *restrict in, in
     memcpy(out + i, in + i, (size_t)(bytes - i));
 }
 
-static inline bool mlai_can_put_lines(const char *out, bool is_streaming)
-{
-    return !is_streaming || (uintptr_t)out % MLAI_STREAM_LINE == 0;
-}
-
 /*
  * n values of any of the five formats to any. `ahead` is the row of a later step, of the same
  * length, or `in`: any address does.

@@ -66,7 +66,7 @@ typedef struct mlai_decode_sm90a_params {
     int64_t out_token_stride;
     int64_t out_head_stride;
     int64_t lse_token_stride;
-    uint64_t kv_policy; /* the L2 eviction policy of cache rows: MLAI_DECODE_SM90A_L2_* */
+    uint64_t kv_policy; /* the L2 eviction policy of cache rows */
     int32_t batch;
     int32_t heads;
     mlai_decode_sm90a_divisor by_heads;
@@ -104,9 +104,8 @@ enum {
     MLAI_DECODE_SM90A_STAGES = 2
 };
 
-/* The bulk copies' 64-bit cache hints. Evict-first is the faster one where the cache set is larger
- * than the L2, and no slower where it is not. */
-#define MLAI_DECODE_SM90A_L2_EVICT_NORMAL UINT64_C(0x1000000000000000)
+/* The bulk copies' 64-bit cache hint: faster than none where the cache set is larger than the L2,
+ * and no slower where it is not. */
 #define MLAI_DECODE_SM90A_L2_EVICT_FIRST UINT64_C(0x12f0000000000000)
 
 /* Which kernel: its rows a tile, from what the host knows (capacities, not live lengths), for

@@ -54,7 +54,6 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kMaxGrowth = 8.0f; /* log2 of how far p may exceed 1 before m moves */
 constexpr int kQkPieces = MLAI_PREFILL_SM90A_QK_DIM / 64;
-constexpr int kVPieces = MLAI_PREFILL_SM90A_V_DIM / 64;
 
 struct bf16_format {
     MLAI_DEV uint32_t pack(float lo, float hi)

@@ -81,7 +81,6 @@ enum {
     MLAI_PREFILL_SHORT_SM90A_ROWS = 64,
     MLAI_PREFILL_SHORT_SM90A_KEYS = 64,
     MLAI_PREFILL_SHORT_SM90A_STAGES = 4,
-    MLAI_PREFILL_SHORT_SM90A_MAX_CLUSTER = 8,
     /* Q, the K ring, the V ring (later the partials), barriers, alignment */
     MLAI_PREFILL_SHORT_SM90A_SMEM_BYTES = 64 * 192 * 2 + 4 * 64 * (192 + 128) * 2 + 256 + 1024
 };
